@@ -1,0 +1,14 @@
+"""flodl-tw: the front door of distributed-training clusters.
+
+core/            the wire, the membership, the window and the world; no network
+run.py           one run, and everything that a late frame of it may touch
+controller.py    the current run, the verdict's place, what comes after a run
+mux.py           the front door: peeks at four bytes, hands the connection on
+join.py          the join channel and the control link
+web/             the status channel: state.json, the page, the operator's start
+limits.py        every deadline and cap
+tap.py           the options of ``twistd flodl-controller``, where the parts meet
+testing.py       fakes for tests and demos: hosts, links, a controller on a clock
+"""
+
+__version__ = "0.1.0"

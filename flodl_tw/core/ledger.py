@@ -1,0 +1,376 @@
+"""The membership ledger: who is in, with which ranks, and why not.
+
+To change a rule of the membership, change one function of ``CHECKS`` and its
+row in ``tests/core/test_ledger.py``.  The checks only look; ``admit`` commits
+once all have passed, so a refused offer leaves no trace.  A plain object: no
+clock, no network; the caller says when and from where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flodl_tw.core.messages import Hello
+from flodl_tw.core.refusals import Refusal, Word, short_id
+
+MAX_DEVICES: Final = 256
+MAX_LABELS: Final = 256
+MAX_TEXT_BYTES: Final = 255
+"""Longest host name, GPU label, libtorch label and run id, in bytes of UTF-8."""
+
+# C0, DEL, C1, and what breaks or reorders a line of text where it is shown.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_NVIDIA = re.compile(r"(cu|sm)[0-9]")
+_AMD = re.compile(r"(rocm|gfx)[0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A hello with what the connection knows of it: the version spoken and the peer's address."""
+
+    hello: Hello
+    version: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A host that is in.
+
+    ``accepted_from`` is the first rank that its Accept named; its ranks in the
+    world are the ledger's to say (``Ledger.roster``).  ``joined_at`` is in
+    seconds since the window opened.
+    """
+
+    offer: Offer
+    accepted_from: int
+    joined_at: float
+
+    @property
+    def host(self) -> str:
+        """The name that it goes by."""
+        return self.offer.hello.host
+
+    @property
+    def size(self) -> int:
+        """How many ranks it holds: one a device."""
+        return len(self.offer.hello.local_devices)
+
+    @property
+    def accepted_ranks(self) -> range:
+        """The ranks that its Accept named, and that it will name in turn."""
+        return range(self.accepted_from, self.accepted_from + self.size)
+
+
+def gpu_vendor(libtorch: str) -> str | None:
+    """The vendor that a libtorch label's last path component tells, or None."""
+    last = libtorch.rsplit("/", 1)[-1]
+    if _NVIDIA.match(last):
+        return "NVIDIA"
+    if _AMD.match(last):
+        return "AMD"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that all members must agree on.
+
+    ``stated`` gives an offer's value, or None where it states none, which
+    gates nothing.  ``shown`` is the value for a reason; ``advice`` the way out.
+    """
+
+    name: str
+    word: Word
+    stated: Callable[[Offer], Any]
+    shown: Callable[[Any], str]
+    advice: str
+    nccl_only: bool = False
+
+
+def _major_minor(offer: Offer) -> tuple[int, int] | None:
+    nccl = offer.hello.nccl_version
+    return None if nccl is None else nccl[:2]
+
+
+def _signature(value: bytes) -> str:
+    return short_id(value.hex())
+
+
+VERSION_FACT = Fact(
+    "protocol version",
+    Word.VERSION_MISMATCH,
+    lambda offer: offer.version,
+    str,
+    "ranks of different flodl releases cannot train together: install one release on every host",
+)
+DATASET_FACT = Fact(
+    "dataset signature",
+    Word.DATASET_MISMATCH,
+    lambda offer: offer.hello.dataset_sig,
+    _signature,
+    "the data must be sharded the same everywhere: rebuild or fetch it again on the host that differs",
+)
+VENDOR_FACT = Fact(
+    "GPU vendor",
+    Word.VENDOR_MISMATCH,
+    lambda offer: gpu_vendor(offer.hello.libtorch),
+    str,
+    "NCCL and RCCL cannot form one communicator: use hosts of one vendor, or --backend cpu",
+    nccl_only=True,
+)
+RUN_FACT = Fact(
+    "run id",
+    Word.RUN_MISMATCH,
+    lambda offer: offer.hello.run_id,
+    lambda value: repr(short_id(value)),
+    "a publish landed between their fetches: fetch the run again on the host that is behind",
+)
+NCCL_FACT = Fact(
+    "NCCL version",
+    Word.NCCL_MISMATCH,
+    _major_minor,
+    lambda value: f"{value[0]}.{value[1]}",
+    "NCCL does not connect across minor versions: install one libtorch variant everywhere",
+    nccl_only=True,
+)
+MODEL_FACT = Fact(
+    "model signature",
+    Word.MODEL_MISMATCH,
+    lambda offer: offer.hello.model_sig,
+    _signature,
+    "parameters differ in name, shape or type: rebuild the program from one source tree everywhere",
+)
+FACTS: Final = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)
+
+
+class Expectation:
+    """The value of one fact that members hold, and how many of them stated it."""
+
+    __slots__ = ("configured", "holders", "setter", "value")
+
+    def __init__(self, value: Any, setter: Member | None) -> None:
+        self.value = value
+        self.setter = setter
+        """The member shown as the one who set it; None where the operator did."""
+        self.configured = setter is None
+        self.holders = 0
+
+
+class Ledger:
+    """The members of one join window, in admission order.
+
+    ``nccl`` says whether the data plane is NCCL or RCCL, whose checks apply
+    only then.  ``dataset_sig`` and ``model_sig`` (32 bytes) are what the
+    operator expects; where None, the first member that states one sets it.
+    """
+
+    def __init__(self, *, nccl: bool = True, dataset_sig: bytes | None = None, model_sig: bytes | None = None) -> None:
+        self.nccl = nccl
+        self.joined_ranks = 0
+        self.changes = 0
+        """Goes up at each admission and departure: what is rendered can be kept until it moves."""
+        self._members: dict[str, Member] = {}
+        self._expected: dict[str, Expectation] = {}
+        for fact, value in ((DATASET_FACT, dataset_sig), (MODEL_FACT, model_sig)):
+            if value is not None:
+                self._expected[fact.name] = Expectation(value, None)
+
+    @property
+    def joined_hosts(self) -> int:
+        """How many hosts are in."""
+        return len(self._members)
+
+    def member(self, host: str) -> Member | None:
+        """The member of that name, compared as sent."""
+        return self._members.get(host)
+
+    def roster(self) -> Iterator[tuple[Member, range]]:
+        """The members in admission order, each with its ranks: contiguous from 0, one a device."""
+        first = 0
+        for member in self._members.values():
+            yield member, range(first, first + member.size)
+            first += member.size
+
+    def admit(self, offer: Offer, now: float) -> Member | Refusal:
+        """Admit the offer, or say why not.  ``now``: seconds since the window opened.
+
+        A refusal changes nothing.  The cost does not grow with the membership.
+        """
+        for check in CHECKS:
+            refusal = check(self, offer, now)
+            if refusal is not None:
+                return refusal
+        member = Member(offer, self.joined_ranks, now)
+        self._members[member.host] = member
+        self.joined_ranks += member.size
+        self.changes += 1
+        for fact in self._gating_facts():
+            value = fact.stated(offer)
+            if value is not None:
+                self._expected.setdefault(fact.name, Expectation(value, member)).holders += 1
+        return member
+
+    def depart(self, member: Member) -> None:
+        """The member left: its name and ranks are free, and what only it stated is forgotten."""
+        if self._members.get(member.host) is not member:
+            raise ValueError(f"{member.host!r} is not a member")
+        del self._members[member.host]
+        self.joined_ranks -= member.size
+        self.changes += 1
+        for fact in self._gating_facts():
+            if fact.stated(member.offer) is None:
+                continue
+            expectation = self._expected[fact.name]
+            expectation.holders -= 1
+            if not expectation.holders and not expectation.configured:
+                del self._expected[fact.name]
+
+    def expected(self, fact: Fact) -> Expectation | None:
+        """What the next offer has to agree with, or None while nobody stated it.
+
+        ``setter`` is a present member: where the first one left, the eldest
+        of those that stated the same takes its place.
+        """
+        expectation = self._expected.get(fact.name)
+        if expectation is None or expectation.configured:
+            return expectation
+        setter = expectation.setter
+        assert setter is not None
+        if self._members.get(setter.host) is not setter:
+            expectation.setter = next(
+                member for member in self._members.values() if fact.stated(member.offer) is not None
+            )
+        return expectation
+
+    def _gating_facts(self) -> Iterator[Fact]:
+        return (fact for fact in FACTS if self.nccl or not fact.nccl_only)
+
+
+Check = Callable[[Ledger, Offer, float], Refusal | None]
+
+
+def _too_long(text: str) -> bool:
+    return len(text.encode("utf-8")) > MAX_TEXT_BYTES
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 64 else text[:64] + "…")
+
+
+def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """The name is one that a log line, a page and a person can hold."""
+    host = offer.hello.host
+    if not host.strip():
+        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} is blank: give the host a name")
+    if _too_long(host):
+        size = len(host.encode("utf-8"))
+        return Refusal(
+            Word.BAD_HOST, f"the host name {_cut(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
+        )
+    if _UNPRINTABLE.search(host):
+        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} has control characters: leave them out")
+    return None
+
+
+def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """The labels are few and short enough to keep and show."""
+    hello = offer.hello
+    if len(hello.gpus) > MAX_LABELS:
+        return Refusal(
+            Word.BAD_LABEL, f"{_cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}"
+        )
+    for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
+        if _too_long(label):
+            size = len(label.encode("utf-8"))
+            return Refusal(
+                Word.BAD_LABEL,
+                f"{_cut(hello.host)} sent the label {_cut(label)} of {size} bytes, the limit is {MAX_TEXT_BYTES}",
+            )
+    return None
+
+
+def check_some_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """A host without a device has no rank."""
+    if offer.hello.local_devices:
+        return None
+    return Refusal(
+        Word.NO_DEVICES, f"{_cut(offer.hello.host)} offers no device: make at least one visible to the agent"
+    )
+
+
+def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """One hello cannot inflate the world."""
+    count = len(offer.hello.local_devices)
+    if count <= MAX_DEVICES:
+        return None
+    return Refusal(
+        Word.TOO_MANY_DEVICES, f"{_cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}"
+    )
+
+
+def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """Each rank has a device to itself."""
+    devices = offer.hello.local_devices
+    if len(set(devices)) == len(devices):
+        return None
+    repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
+    return Refusal(
+        Word.REPEATED_DEVICE,
+        f"{_cut(offer.hello.host)} offers device {repeated} twice: each rank needs a device of its own",
+    )
+
+
+def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+    """One host a name, compared as sent."""
+    holder = ledger.member(offer.hello.host)
+    if holder is None:
+        return None
+    age = max(0, int(now - holder.joined_at))
+    return Refusal(
+        Word.DUPLICATE_HOST,
+        f"{_cut(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
+        "worker of an earlier launch, end it and its name is free; if two hosts have one name, give one another "
+        "(--host)",
+    )
+
+
+def agreement(fact: Fact) -> Check:
+    """The check that an offer states what the members stated of ``fact``, or nothing."""
+
+    def check(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+        if fact.nccl_only and not ledger.nccl:
+            return None
+        offered = fact.stated(offer)
+        expectation = ledger.expected(fact) if offered is not None else None
+        if expectation is None or offered == expectation.value:
+            return None
+        setter = expectation.setter
+        source = "the operator" if setter is None else f"{_cut(setter.host)} (the first to state it)"
+        return Refusal(
+            fact.word,
+            f"{_cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
+            f"{fact.shown(expectation.value)}, set by {source}: {fact.advice}",
+        )
+
+    return check
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_host,
+    check_labels,
+    check_some_device,
+    check_device_count,
+    check_repeated_device,
+    agreement(VERSION_FACT),
+    check_duplicate,
+    agreement(DATASET_FACT),
+    agreement(VENDOR_FACT),
+    agreement(RUN_FACT),
+    agreement(NCCL_FACT),
+    agreement(MODEL_FACT),
+)
+"""The admission order: the first that fails is the reason."""

@@ -1,0 +1,182 @@
+"""The join window: its settings, its phases, and the verdict as a pure function.
+
+The verdict has one table, ``verdict``; nothing else decides when a window
+closes.  Elapsed time is in seconds since the window opened, on a monotonic
+clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+DEFAULT_CAP: Final = 600
+"""Seconds of the hard cap, unless it or a longer window was asked for."""
+
+
+class StartMode(Enum):
+    """Who closes the window once there is a quorum: the clock, the operator, or either."""
+
+    AUTO = "auto"
+    MANUAL = "manual"
+    HYBRID = "hybrid"
+
+
+class Phase(Enum):
+    """Where a run stands, as ``state.json`` says it."""
+
+    WAITING = "waiting"
+    STAGING = "staging"
+    FORMING = "forming"
+    TRAINING = "training"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used: its name, its value, the limit and the way out."""
+
+    def __init__(self, name: str, value: object, limit: str, way_out: str) -> None:
+        super().__init__(f"{name} {value}: {limit}; {way_out}")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """When the window closes.
+
+    ``window_secs`` and ``cap_secs`` are ``join_timeout`` and
+    ``max_join_timeout`` (seconds, as configured) after scaling.
+    ``max_rejects`` is how many refusals of authenticated hellos a run bears;
+    0 is no limit.
+    """
+
+    min_rank_start: int = 1
+    target_ranks: int | None = None
+    join_timeout: int = 300
+    max_join_timeout: int = DEFAULT_CAP
+    start_mode: StartMode = StartMode.AUTO
+    max_rejects: int = 1024
+    window_secs: float = 300
+    cap_secs: float = DEFAULT_CAP
+
+    def check(self) -> None:
+        """Raise SettingError for the first setting that contradicts another."""
+        if self.min_rank_start < 1:
+            raise SettingError(
+                "--min-rank-start", self.min_rank_start, "the least is 1", "a world without ranks cannot train"
+            )
+        if self.target_ranks is not None:
+            self._check_target(self.target_ranks)
+        if self.join_timeout < 0:
+            raise SettingError("--join-timeout", self.join_timeout, "the least is 0 s", "give a time in seconds")
+        if self.max_join_timeout < self.join_timeout:
+            raise SettingError(
+                "--max-join-timeout",
+                self.max_join_timeout,
+                f"the least is --join-timeout, {self.join_timeout} s",
+                "raise it, or lower --join-timeout",
+            )
+        if self.max_rejects < 0:
+            raise SettingError("--max-rejects", self.max_rejects, "the least is 0", "0 sets no limit")
+
+    def _check_target(self, target: int) -> None:
+        if self.start_mode is StartMode.MANUAL:
+            raise SettingError(
+                "--target-ranks",
+                target,
+                "--start manual leaves the close to the operator",
+                "drop it, or use --start hybrid, which has both",
+            )
+        if target < self.min_rank_start:
+            raise SettingError(
+                "--target-ranks",
+                target,
+                f"the least is --min-rank-start, {self.min_rank_start}",
+                "raise it, or lower --min-rank-start",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The window stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The window closes and the world forms; ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The window closes and the run has failed; ``why`` is for people."""
+
+    why: str
+
+
+Verdict = Open | Formed | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a verdict looks at: ranks in, refusals so far, seconds since the opening, the operator's switch."""
+
+    joined_ranks: int
+    elapsed: float
+    armed: bool = False
+    refused: int = 0
+
+
+def cap_text(settings: WindowSettings) -> str:
+    """The hard cap for people: as configured, and scaled where that differs."""
+    text = f"{settings.max_join_timeout} s"
+    if settings.cap_secs != settings.max_join_timeout:
+        text += f", scaled to {settings.cap_secs:g} s"
+    return text
+
+
+def verdict(settings: WindowSettings, now: Standing) -> Verdict:
+    """What the window does now.  The rows of the table in ``docs/window.md``, in order."""
+    quorum = now.joined_ranks >= settings.min_rank_start
+    mode = settings.start_mode
+    target = settings.target_ranks
+    if settings.max_rejects and now.refused > settings.max_rejects:
+        return Failed(
+            f"too many refused hosts: {now.refused}, the limit is {settings.max_rejects} (--max-rejects); "
+            f"{now.joined_ranks} ranks had joined"
+        )
+    if now.armed and mode is not StartMode.AUTO and quorum:
+        return Formed("operator start")
+    if target is not None and mode is not StartMode.MANUAL and now.joined_ranks >= target:
+        return Formed("target reached")
+    if now.elapsed < settings.window_secs:
+        return Open()
+    if quorum and mode is not StartMode.MANUAL:
+        return Formed("window closed with quorum")
+    if now.elapsed < settings.cap_secs:
+        return Open()
+    if quorum:
+        return Failed(
+            f"the operator never started it: {now.joined_ranks} ranks were staged, but no start came within the "
+            f"hard cap ({cap_text(settings)}); start it with `fdl start`, or raise --max-join-timeout"
+        )
+    return Failed(
+        f"quorum not met: {now.joined_ranks} of {settings.min_rank_start} ranks joined within the hard cap "
+        f"({cap_text(settings)})"
+    )
+
+
+def open_phase(settings: WindowSettings, now: Standing) -> Phase:
+    """The phase of a window that is open: staging once the operator can start it, until the cap."""
+    quorum = now.joined_ranks >= settings.min_rank_start
+    if quorum and settings.start_mode is not StartMode.AUTO and now.elapsed < settings.cap_secs:
+        return Phase.STAGING
+    return Phase.WAITING
+
+
+def countdown(limit: float, elapsed: float) -> int | None:
+    """Whole seconds left until ``limit``, rounded down; None once it is past."""
+    left = limit - elapsed
+    return int(left) if left >= 0 else None

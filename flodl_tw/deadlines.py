@@ -1,0 +1,106 @@
+"""Timers: many equal deadlines for the price of one, and closing for good.
+
+A queue of deadlines of one length needs one timer, since the first to enter
+is the first to fall due.  A due timer looks at the clock again before it acts,
+and a failure in what it calls is logged and ends nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from flodl_tw.limits import CLOSE_GRACE
+
+_log = Logger()
+Item = TypeVar("Item", bound=Hashable)
+
+
+class DeadlineQueue(Generic[Item]):
+    """Deadlines that all fall due the same number of ``seconds`` after they start."""
+
+    def __init__(self, clock: IReactorTime, seconds: float, expired: Callable[[Item], None]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._expired = expired
+        self._due: OrderedDict[Item, float] = OrderedDict()
+        self._timer: IDelayedCall | None = None
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def start(self, item: Item) -> None:
+        """``expired(item)`` is called once the time is over, unless ``stop`` comes first."""
+        self._due[item] = self._clock.seconds() + self._seconds
+        if self._timer is None:
+            self._timer = self._clock.callLater(self._seconds, self._fire)
+
+    def stop(self, item: Item) -> None:
+        """Forget the item, if it is there.  The timer stays: it looks again when it fires."""
+        self._due.pop(item, None)
+
+    def clear(self) -> None:
+        """Forget all, and the timer too."""
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._clock.seconds()
+        while self._due:
+            item, due = next(iter(self._due.items()))
+            if due > now:
+                # A removed item leaves its timer behind, so this one may be early.
+                self._timer = self._clock.callLater(due - now, self._fire)
+                return
+            del self._due[item]
+            guarded(self._expired, item)
+
+
+def guarded(body: Callable[..., object], *args: object) -> None:
+    """Call ``body``; what it raises is logged as our fault, and stops here."""
+    try:
+        body(*args)
+    except Exception:
+        _log.failure("a timer's work failed; everything else goes on")
+
+
+class Closable(Hashable, Protocol):
+    """The part of a TCP transport that closing needs."""
+
+    def loseConnection(self) -> None: ...
+
+    def abortConnection(self) -> None: ...
+
+
+class Closer:
+    """Closes connections for good: asks first, and insists after the grace.
+
+    A peer that does not read would keep its connection for ever otherwise.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._waiting: DeadlineQueue[Closable] = DeadlineQueue(clock, CLOSE_GRACE, _insist)
+
+    def close(self, transport: Closable) -> None:
+        """Let what is written leave, then close; by force after ``CLOSE_GRACE`` seconds."""
+        self._waiting.start(transport)
+        transport.loseConnection()
+
+    def closed(self, transport: Closable) -> None:
+        """The connection is gone."""
+        self._waiting.stop(transport)
+
+    def clear(self) -> None:
+        """Stop the timer; for the end of the process."""
+        self._waiting.clear()
+
+
+def _insist(transport: Closable) -> None:
+    transport.abortConnection()

@@ -1,0 +1,86 @@
+"""Every deadline and cap in one table, scaled in one place.
+
+``FLODL_NET_TIMEOUT_SCALE`` multiplies the network deadlines together, rounded
+up to whole seconds and never below one.  The graces of a close are not scaled.
+``docs/limits.md`` shows this table; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+SCALE_VARIABLE: Final = "FLODL_NET_TIMEOUT_SCALE"
+LEAST_SCALE: Final = 0.1
+
+CLOSE_GRACE: Final = 2.0
+"""Seconds between asking a connection to close and closing it by force."""
+STOP_GRACE: Final = 2.0
+"""Seconds that the last frames have to leave at SIGTERM; the process is gone within 3."""
+YOUNG: Final = 1.0
+"""Seconds for which an undecided connection is safe from the pending cap."""
+YOUNG_FACTOR: Final = 8
+"""How many times the pending cap may be open before the young ones go, too."""
+
+BACKLOG: Final = 4096
+KEEPALIVE_PROBES: Final = 3
+MAX_START_LINE: Final = 2048
+MAX_HEAD: Final = 16 * 1024
+MAX_BODY: Final = 4 * 1024
+MAX_WARNED_ADDRESSES: Final = 1024
+"""How many public peers are remembered as warned about."""
+SPARE_DESCRIPTORS: Final = 256
+"""Kept free of connections: two batches of accepts, and what the process itself needs."""
+
+
+def parse_scale(text: str | None) -> tuple[float, str | None]:
+    """The time scale that the environment asks for, and a warning where it can't be used."""
+    if text is None:
+        return 1.0, None
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if math.isfinite(scale) and scale >= LEAST_SCALE:
+        return scale, None
+    return 1.0, f"{SCALE_VARIABLE} {text!r}: it must be a number of at least {LEAST_SCALE}; going on with 1.0"
+
+
+def scaled(seconds: float, scale: float) -> int:
+    """A network deadline after scaling: whole seconds, at least one."""
+    return max(1, math.ceil(seconds * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The network deadlines, in seconds after scaling."""
+
+    peek: int = 5
+    """From accept to the fourth byte."""
+    hello: int = 10
+    """From the join magic to the end of the hello."""
+    request: int = 5
+    """From the first byte of an HTTP request to its last."""
+    write_stall: int = 30
+    """TCP_USER_TIMEOUT of every connection: a write that makes no progress."""
+    link_stall: int = 25
+    """TCP_USER_TIMEOUT of a control link; it ends the keepalive's probes, too."""
+    keepalive_idle: int = 10
+    """From the last byte to the first keepalive probe."""
+    keepalive_interval: int = 5
+    """Between two keepalive probes."""
+
+    @classmethod
+    def at(cls, scale: float) -> Limits:
+        """The table at ``scale``."""
+        base = cls()
+        return cls(
+            peek=scaled(base.peek, scale),
+            hello=scaled(base.hello, scale),
+            request=scaled(base.request, scale),
+            write_stall=scaled(base.write_stall, scale),
+            link_stall=scaled(base.link_stall, scale),
+            keepalive_idle=scaled(base.keepalive_idle, scale),
+            keepalive_interval=scaled(base.keepalive_interval, scale),
+        )

@@ -1,0 +1,299 @@
+"""The front door: peeks at the first four bytes of a connection and hands it on.
+
+The peeker stays the transport's protocol and passes everything to the protocol
+that owns the channel, from the first byte on, so that protocol sees the
+connection as if it had accepted it.  What it decides is where a connection
+goes, never what it may do there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import (
+    IAddress,
+    IHalfCloseableProtocol,
+    IProtocol,
+    IReactorTime,
+    ITCPTransport,
+    ITransport,
+)
+from twisted.internet.protocol import ServerFactory
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from flodl_tw.core.addresses import Address, classify, show_endpoint
+from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC
+from flodl_tw.deadlines import Closer, DeadlineQueue
+from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
+from flodl_tw.pending import Undecided
+
+UNSERVED: Final = {RENDEZVOUS_MAGIC: "rendezvous", DATA_MAGIC: "data", CONTROL_MAGIC: "control"}
+"""Channels that exist, for the log line of a run that has no subsystem for them."""
+
+
+class Channel(Protocol):
+    """What owns a connection once its first bytes are known; a Twisted protocol that decides on half-close."""
+
+    def makeConnection(self, transport: ITransport) -> None: ...
+
+    def dataReceived(self, data: bytes) -> None: ...
+
+    def readConnectionLost(self) -> None:
+        """The peer has shut its side; ours still works."""
+
+    def connectionLost(self, reason: Failure) -> None: ...
+
+
+class PausablePort(Protocol):
+    """The part of a listening port that the door needs to stop accepting for a while."""
+
+    def startReading(self) -> None: ...
+
+    def stopReading(self) -> None: ...
+
+
+Route = Callable[["Peeker"], Channel]
+
+
+@implementer(IProtocol, IHalfCloseableProtocol)
+class Peeker:
+    """One connection: undecided until its first bytes have been read and its owner has said ``decided``."""
+
+    __slots__ = ("__weakref__", "_channel", "_head", "door", "first_byte_at", "peer", "port", "transport")
+
+    transport: ITCPTransport
+
+    def __init__(self, door: FrontDoor, peer: str, port: int) -> None:
+        self.door = door
+        self.peer = peer
+        self.port = port
+        self.first_byte_at = 0.0
+        """When its first byte came, on the door's clock, in seconds."""
+        self._head = b""
+        self._channel: Channel | None = None
+
+    @property
+    def address(self) -> Address:
+        """The peer's address."""
+        return classify(self.peer)
+
+    @property
+    def from_loopback(self) -> bool:
+        """Whether the peer is on this host, or came through its sshd."""
+        return self.address.loopback
+
+    @property
+    def endpoint(self) -> str:
+        """The peer, as log lines show it."""
+        return show_endpoint(self.peer, self.port)
+
+    def decided(self) -> None:
+        """The owner has all that it needs: no deadline and no cap applies from here on."""
+        self.door.undecided.settled(self)
+
+    def close(self) -> None:
+        """Let what is written leave, then close; by force after the grace."""
+        self.decided()
+        self.door.closer.close(self.transport)
+
+    def drop(self, word: str, why: str) -> None:
+        """Close an undecided connection at once; one log line says who and why."""
+        self.dropped(word, why)
+        self.decided()
+        self.transport.abortConnection()
+
+    def dropped(self, word: str, why: str) -> None:
+        """Count and log an end that its peer brought about."""
+        self.door.ended[word] += 1
+        self.door.log.info("dropped {who}: {why}", who=self.endpoint, why=why)
+
+    def left(self, word: str) -> None:
+        """Count an end that means nothing: a probe, a scan, a peer that went away.  Not worth a line."""
+        self.door.ended[word] += 1
+        self.door.log.debug("{who} left: {word}", who=self.endpoint, word=word)
+
+    # IProtocol and IHalfCloseableProtocol
+
+    def makeConnection(self, transport: ITransport) -> None:
+        self.transport = cast(ITCPTransport, transport)
+        self.connectionMade()
+
+    def connectionMade(self) -> None:
+        self.door.arrived(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._channel is not None:
+            self._channel.dataReceived(data)
+            return
+        if not self._head:
+            self.first_byte_at = self.door.clock.seconds()
+        self._head += data
+        if len(self._head) >= MAGIC_BYTES:
+            self._route()
+
+    def readConnectionLost(self) -> None:
+        if self._channel is not None:
+            self._channel.readConnectionLost()
+        else:
+            self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        # Nobody here shuts only the sending side, so this comes with the connection's end alone.
+        pass
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
+        self.door.gone(self)
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.connectionLost(reason)
+
+    def _route(self) -> None:
+        head, self._head = self._head, b""
+        magic = head[:MAGIC_BYTES]
+        self.door.peeks.stop(self)
+        route = self.door.routes.get(magic)
+        if route is not None:
+            self._channel = channel = route(self)
+            channel.makeConnection(self.transport)
+            channel.dataReceived(head)
+        elif magic in UNSERVED:
+            self.drop("unserved-channel", f"nothing serves the {UNSERVED[magic]} channel in this run")
+        else:
+            self.drop("unknown-channel", f"its first bytes {magic.hex()} are no channel's")
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether the first four bytes have found their owner."""
+        return self._channel is not None
+
+
+class FrontDoor(ServerFactory):
+    """Builds a peeker for each connection, and keeps the caps on those that are undecided.
+
+    ``routes`` maps the first four bytes to the builder of a channel's protocol.
+    ``capacity`` is how many connections may be open before accepting pauses.
+    ``ended`` counts how connections ended that got nowhere, by word.
+    """
+
+    log = Logger()
+    noisy = False
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        limits: Limits,
+        routes: Mapping[bytes, Route],
+        *,
+        max_pending: int = 4096,
+        max_pending_per_host: int = 1024,
+        capacity: int = 1 << 20,
+    ) -> None:
+        self.routes = routes
+        self.closer = Closer(clock)
+        self.undecided = Undecided(clock.seconds, max_pending, max_pending_per_host)
+        self.peeks: DeadlineQueue[Peeker] = DeadlineQueue(clock, limits.peek, self._peek_expired)
+        self.ended: Counter[str] = Counter()
+        self.port: PausablePort | None = None
+        self.clock = clock
+        self._limits = limits
+        self._capacity = capacity
+        self._connections: set[Peeker] = set()
+        self._paused = False
+        self._warned: set[str] = set()
+        self._emptied: Deferred[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def buildProtocol(self, addr: IAddress | None) -> Peeker:  # type: ignore[override]  # a peeker is an IProtocol
+        """A peeker for a connection from ``addr``, a TCP address."""
+        host, port = addr.host, addr.port  # type: ignore[union-attr]
+        return Peeker(self, classify(host).shown, port)
+
+    def arrived(self, peeker: Peeker) -> None:
+        """A connection was accepted."""
+        self._connections.add(peeker)
+        if not peeker.address.private:
+            self._warn_public(peeker)
+        if self._emptied is not None:
+            peeker.transport.abortConnection()
+            return
+        self.peeks.start(peeker)
+        crowded_out = self.undecided.arrived(peeker)
+        if crowded_out is not None:
+            cast(Peeker, crowded_out).drop("crowded-out", "too many connections have not said what they want")
+        if not self._paused and len(self._connections) >= self._capacity:
+            self._pause()
+
+    def gone(self, peeker: Peeker) -> None:
+        """A connection is closed."""
+        self._connections.discard(peeker)
+        self.peeks.stop(peeker)
+        undecided = self.undecided.settled(peeker)
+        self.closer.closed(peeker.transport)
+        if undecided and not peeker.has_channel:
+            peeker.left("before-channel")
+        if self._paused and len(self._connections) < self._capacity:
+            self._resume()
+        if self._emptied is not None and not self._connections:
+            self._emptied.callback(None)
+
+    def close_all(self) -> Deferred[None]:
+        """Close every connection: the undecided at once, the others after what is written has left.
+
+        Fires when all are gone, which is within ``STOP_GRACE`` seconds.
+        """
+        emptied = self._emptied = Deferred()
+        for dial in self.undecided:
+            cast(Peeker, dial).transport.abortConnection()
+        for peeker in list(self._connections):
+            peeker.transport.loseConnection()
+        if not self._connections:
+            emptied.callback(None)
+        else:
+            force = self.clock.callLater(STOP_GRACE, self._abort_all)
+            emptied.addCallback(lambda _: force.cancel() if force.active() else None)
+        emptied.addCallback(self._silence)
+        return emptied
+
+    def _silence(self, _: None) -> None:
+        self.peeks.clear()
+        self.closer.clear()
+
+    def _abort_all(self) -> None:
+        for peeker in list(self._connections):
+            peeker.transport.abortConnection()
+
+    def _peek_expired(self, peeker: Peeker) -> None:
+        peeker.drop("peek-deadline", f"no channel within {self._limits.peek} s")
+
+    def _warn_public(self, peeker: Peeker) -> None:
+        if peeker.peer in self._warned or len(self._warned) >= MAX_WARNED_ADDRESSES:
+            return
+        self._warned.add(peeker.peer)
+        self.log.warn(
+            "{peer} is a public address, and what crosses this port is not encrypted: use a private network or sshd",
+            peer=peeker.peer,
+        )
+
+    def _pause(self) -> None:
+        if self.port is None:
+            return
+        self._paused = True
+        self.port.stopReading()
+        self.log.warn(
+            "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
+            "(raise the limit with ulimit -n or LimitNOFILE)",
+            count=len(self._connections),
+        )
+
+    def _resume(self) -> None:
+        assert self.port is not None
+        self._paused = False
+        self.port.startReading()

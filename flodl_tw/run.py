@@ -1,0 +1,372 @@
+"""One run: from the opening of its window to the end of its last link.
+
+Everything that a late frame may touch is here, so nothing of an old run can
+reach the next one.  Protocols tell a run what happened; ``settle``, which the
+controller calls once at the end of a turn, decides what follows.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from twisted.logger import Logger
+
+from flodl_tw.core import views
+from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.window import (
+    Failed,
+    Formed,
+    Open,
+    Phase,
+    Standing,
+    WindowSettings,
+    countdown,
+    open_phase,
+    verdict,
+)
+from flodl_tw.core.wire import SALT_BYTES
+from flodl_tw.core.world import World
+
+SHIPPED_A_TURN: Final = 256
+"""Envelopes written in one turn, so that a large world delays nobody else."""
+
+
+class OnLoss(Enum):
+    """What a lost host or a failed rank does to the others."""
+
+    ABORT = "abort"
+    CONTINUE = "continue"
+
+
+class LinkEnd(Enum):
+    """How a control link ended, in the word that logs, reasons and the page use."""
+
+    CLOSED = "closed"
+    RESET = "reset"
+    SILENT = "silent"
+    PROTOCOL_ERROR = "protocol error"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run is given; the same for every run of a controller."""
+
+    window: WindowSettings = field(default_factory=WindowSettings)
+    nccl: bool = True
+    dataset_sig: bytes | None = None
+    model_sig: bytes | None = None
+    on_loss: OnLoss = OnLoss.ABORT
+
+
+class ControlLink(Protocol):
+    """What a run asks of a member's connection.  Writing never fails; a loss comes as ``link_ended``."""
+
+    def send_world(self, world: World, member: Member, ranks: range) -> None:
+        """Write WorldFormed; RankExited may come from now on."""
+
+    def send_abort(self, reason: str) -> None:
+        """Write Abort, the link's last frame, and close."""
+
+
+class ViolationError(Exception):
+    """A member sent what its place in the run does not allow."""
+
+
+def rank_span(ranks: range) -> str:
+    """Contiguous ranks for people: ``rank 3`` or ``ranks 3-6``."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def exit_text(code: int) -> str:
+    """A RankExited's code for people; it always has ``code N``."""
+    if code == -1:
+        return "code -1 (killed by a signal)"
+    if code < 0:
+        try:
+            return f"code {code} (killed by {signal.Signals(-code).name})"
+        except ValueError:
+            return f"code {code} (killed by signal {-code})"
+    return f"code {code}"
+
+
+class Run:
+    """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for a ``settle``.
+
+    ``session_salt`` (16 bytes) keys the control links of this run.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self, settings: RunSettings, session_salt: bytes, seconds: Callable[[], float], happened: Callable[[], None]
+    ) -> None:
+        self.settings = settings
+        self.session_salt = session_salt
+        self.ledger = Ledger(nccl=settings.nccl, dataset_sig=settings.dataset_sig, model_sig=settings.model_sig)
+        self.links: dict[Member, ControlLink] = {}
+        """The links that are open, by member; after the verdict the ledger keeps members whose link is gone."""
+        self.world: World | None = None
+        self.failure: str | None = None
+        """Why the run failed; set once, by the first cause."""
+        self.armed = False
+        self.refused = 0
+        self._seconds = seconds
+        self._happened = happened
+        self._opened = seconds()
+        self._closed_phase: Phase | None = None
+        self._seats: dict[Member, range] = {}
+        self._to_ship: list[Member] = []
+        self._unreported: dict[Member, int] = {}
+        """Which ranks have not reported an exit: bit N is the member's Nth rank."""
+        self._all_zero = True
+        self._abort_due = False
+        self._members_json = (-1, "[]")
+
+    # What is asked of a run
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the window opened."""
+        return self._seconds() - self._opened
+
+    def standing(self) -> Standing:
+        """What a verdict looks at, now."""
+        return Standing(self.ledger.joined_ranks, self.elapsed, self.armed, self.refused)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run stands."""
+        return self._closed_phase or open_phase(self.settings.window, self.standing())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the window is open: no verdict was taken yet."""
+        return self._closed_phase is None
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended: the window is closed, and so is every link."""
+        return self._closed_phase in (Phase.DONE, Phase.FAILED) and not self.links
+
+    def secs_to_deadline(self) -> float | None:
+        """Seconds until the clock alone may change the verdict, or None where it cannot."""
+        if not self.is_open:
+            return None
+        window = self.settings.window
+        elapsed = self.elapsed
+        return max(0.0, (window.window_secs if elapsed < window.window_secs else window.cap_secs) - elapsed)
+
+    def cap_remaining(self) -> int:
+        """Whole seconds left of the hard cap: how long a member may have to wait for its world."""
+        return countdown(self.settings.window.cap_secs, self.elapsed) or 0
+
+    def state_head(self) -> dict[str, Any]:
+        """The keys of ``state.json`` before ``members``, in order."""
+        window = self.settings.window
+        elapsed = self.elapsed
+        return {
+            "phase": self.phase.value,
+            "joined_ranks": self.ledger.joined_ranks,
+            "joined_hosts": self.ledger.joined_hosts,
+            "min_rank_start": window.min_rank_start,
+            "target_ranks": window.target_ranks,
+            "window_remaining_secs": countdown(window.window_secs, elapsed) if self.is_open else None,
+            "cap_remaining_secs": countdown(window.cap_secs, elapsed) if self.is_open else None,
+            "start_mode": window.start_mode.value,
+            "start_armed": self.armed,
+        }
+
+    def state_json(self) -> bytes:
+        """The body of ``state.json``; its members are rendered at most once a change."""
+        if self._members_json[0] != self.ledger.changes:
+            self._members_json = (self.ledger.changes, views.members_json(self.ledger.roster()))
+        return views.state_json(self.state_head(), self._members_json[1])
+
+    # What happened
+
+    def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
+        """A host offers itself; it is a member from here on, or refused."""
+        standing = self.standing()
+        outcome: Member | Refusal
+        if not self.is_open or not isinstance(verdict(self.settings.window, standing), Open):
+            # The second case: what closes the window has happened, and the turn that takes the verdict isn't over.
+            outcome = self._window_closed()
+        else:
+            outcome = self.ledger.admit(offer, standing.elapsed)
+        if isinstance(outcome, Refusal):
+            self.refuse(outcome, f"host {offer.hello.host!r} at {offer.address}")
+            return outcome
+        self.links[outcome] = link
+        self.log.info(
+            "{host!r} joined from {address} with {ranks} ({libtorch!r}): {standing}",
+            host=outcome.host,
+            address=offer.address,
+            ranks=rank_span(outcome.accepted_ranks),
+            libtorch=offer.hello.libtorch,
+            standing=self.progress(),
+        )
+        self._happened()
+        return outcome
+
+    def refuse(self, refusal: Refusal, who: str) -> None:
+        """An authenticated dial was refused; enough of them fail an open window."""
+        self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
+        if self.is_open:
+            self.refused += 1
+            self._happened()
+
+    def arm(self) -> None:
+        """The operator started the run; it stays armed until the run ends."""
+        if not self.is_open or self.armed:
+            return
+        self.armed = True
+        self.log.info("operator start: {standing}", standing=self.progress())
+        self._happened()
+
+    def link_ended(self, member: Member, end: LinkEnd) -> None:
+        """A member's connection is gone: it departs from an open window, or may be lost to its world."""
+        if self.links.pop(member, None) is None:
+            return
+        if self.is_open:
+            self.ledger.depart(member)
+            self.log.info(
+                "{host!r} left while the window is open (link {end}): {standing}",
+                host=member.host,
+                end=end.value,
+                standing=self.progress(),
+            )
+        elif self.failure is None and (missing := self._unreported.get(member)):
+            self._lost(member, end, missing)
+        self._happened()
+
+    def rank_exited(self, member: Member, accepted_rank: int, code: int) -> None:
+        """A rank of the member ended.  Raises ViolationError where it cannot have."""
+        missing = self._unreported.get(member)
+        if missing is None or member in self._to_ship:
+            raise ViolationError("RankExited before its world was formed")
+        if accepted_rank not in member.accepted_ranks:
+            raise ViolationError(
+                f"RankExited for rank {accepted_rank}, its Accept gave it {rank_span(member.accepted_ranks)}"
+            )
+        index = accepted_rank - member.accepted_from
+        if not missing >> index & 1:
+            raise ViolationError(f"RankExited for rank {accepted_rank} twice")
+        self._unreported[member] = missing ^ (1 << index)
+        rank = self._seats[member][index]
+        text = exit_text(code)
+        alias = "" if rank == accepted_rank else f" (rank {accepted_rank} to its agent)"
+        log = self.log.warn if code else self.log.info
+        log("{host!r}: rank {rank}{alias} exited with {text}", host=member.host, rank=rank, alias=alias, text=text)
+        if code:
+            self._all_zero = False
+            self._casualty(f"rank {rank} of host {member.host!r} exited with {text}")
+        self._happened()
+
+    # What follows
+
+    def settle(self) -> None:
+        """Decide on all that happened since the last call.  Called at the end of a turn, never inside a callback."""
+        if self.is_open:
+            judged = verdict(self.settings.window, self.standing())
+            if isinstance(judged, Formed):
+                self._form(judged.why)
+            elif isinstance(judged, Failed):
+                self.fail(judged.why)
+        if self._abort_due:
+            self._abort_all()
+        if self._closed_phase is Phase.FORMING:
+            self._ship()
+        if self._closed_phase in (Phase.FORMING, Phase.TRAINING) and not self.links:
+            self._finish()
+
+    def fail(self, why: str) -> None:
+        """The run has failed; every host whose link is open is told at the end of this turn."""
+        self._closed_phase = Phase.FAILED
+        self.failure = self.failure or why
+        self._to_ship.clear()
+        self._abort_due = True
+        self.log.error("the run has failed: {why}", why=self.failure)
+
+    def _form(self, why: str) -> None:
+        seats = tuple(self.ledger.roster())
+        self.world = World(seats, secrets.token_bytes(SALT_BYTES))
+        self._closed_phase = Phase.FORMING
+        self._seats = dict(seats)
+        self._unreported = {member: (1 << member.size) - 1 for member, _ in seats}
+        self._to_ship = [member for member, _ in reversed(seats)]
+        self.log.info(
+            "the world forms: {ranks} ranks on {hosts} hosts after {secs} s ({why})",
+            ranks=self.world.world_size,
+            hosts=len(seats),
+            secs=int(self.elapsed),
+            why=why,
+        )
+        moved = [(member, ranks) for member, ranks in seats if ranks != member.accepted_ranks]
+        if moved:
+            shown = ", ".join(
+                f"{member.host!r} from {rank_span(member.accepted_ranks)} to {rank_span(ranks)}"
+                for member, ranks in islice(moved, 8)
+            )
+            more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
+            self.log.info("hosts left the window, so ranks moved: {shown}{more}", shown=shown, more=more)
+
+    def _ship(self) -> None:
+        assert self.world is not None
+        for _ in range(min(SHIPPED_A_TURN, len(self._to_ship))):
+            member = self._to_ship.pop()
+            link = self.links.get(member)
+            if link is not None:
+                link.send_world(self.world, member, self._seats[member])
+        if self._to_ship:
+            self._happened()
+        else:
+            self._closed_phase = Phase.TRAINING
+            self.log.info("every host has its world: training")
+
+    def _lost(self, member: Member, end: LinkEnd, missing: int) -> None:
+        ranks = [rank for index, rank in enumerate(self._seats[member]) if missing >> index & 1]
+        named = ", ".join(map(str, ranks[:8]))
+        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+        how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
+        what = f"host {member.host!r} {how} before the exit of its rank {named}{more} was reported"
+        self._all_zero = False
+        self.log.warn("lost {what}", what=what)
+        self._casualty(what)
+
+    def _casualty(self, what: str) -> None:
+        if self.settings.on_loss is OnLoss.ABORT and self.failure is None:
+            self.fail(what)
+
+    def _abort_all(self) -> None:
+        self._abort_due = False
+        assert self.failure is not None
+        for link in list(self.links.values()):
+            link.send_abort(self.failure)
+
+    def _finish(self) -> None:
+        if self._all_zero and not any(self._unreported.values()):
+            self._closed_phase = Phase.DONE
+            self.log.info("the run is done: every rank exited with code 0")
+        else:
+            self._closed_phase = Phase.FAILED
+            self.failure = self.failure or "not every rank exited with code 0"
+            self.log.error("the run has failed: {why}", why=self.failure)
+
+    def _window_closed(self) -> Refusal:
+        phase = Phase.FORMING if self.is_open else self.phase
+        return Refusal(
+            Word.WINDOW_CLOSED, f"the run is {phase.value}, and its membership is settled: wait for the next run"
+        )
+
+    def progress(self) -> str:
+        """How far the window is, for people."""
+        window = self.settings.window
+        target = "" if window.target_ranks is None else f", target {window.target_ranks}"
+        return f"{self.ledger.joined_ranks} ranks in (quorum {window.min_rank_start}{target})"

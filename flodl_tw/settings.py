@@ -1,0 +1,159 @@
+"""From option texts to settings that can be used, or one line that says why not.
+
+Nothing is opened here but the token file; ``tap.py`` binds and starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from flodl_tw.controller import AfterRun
+from flodl_tw.core.messages import SIGNATURE_BYTES
+from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSettings
+from flodl_tw.limits import Limits, parse_scale, scaled
+from flodl_tw.run import OnLoss, RunSettings
+from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file
+
+Choice = TypeVar("Choice", bound=Enum)
+MAX_SECONDS: Final = 366 * 24 * 3600
+MAX_COUNT: Final = 1 << 31
+_SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a controller is told; ``token`` (16 bytes) is what the operator gave, never what is made."""
+
+    run: RunSettings
+    limits: Limits
+    interface: str
+    port: int
+    port_file: Path | None
+    open_admission: bool
+    token: bytes | None
+    after_run: AfterRun
+    max_pending: int
+    max_pending_per_host: int
+    allowed_hosts: tuple[str, ...]
+    state_dir: Path
+    warnings: tuple[str, ...]
+
+
+def _number(options: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    text = options[name]
+    try:
+        value = int(text)
+    except ValueError:
+        raise SettingError(
+            f"--{name}", repr(text), "it is no whole number", f"give one from {least} to {most}"
+        ) from None
+    if not least <= value <= most:
+        raise SettingError(f"--{name}", value, f"the limits are {least} and {most}", "give a number between them")
+    return value
+
+
+def _choice(options: Mapping[str, Any], name: str, kind: type[Choice]) -> Choice:
+    text = options[name]
+    try:
+        return kind(text)
+    except ValueError:
+        words = ", ".join(str(choice.value) for choice in kind)
+        raise SettingError(f"--{name}", repr(text), f"the choices are {words}", "give one of them") from None
+
+
+def _signature(options: Mapping[str, Any], name: str) -> bytes | None:
+    text = options[name]
+    if text is None:
+        return None
+    if not _SIGNATURE.fullmatch(text):
+        raise SettingError(
+            f"--{name}", repr(text), f"a signature is {2 * SIGNATURE_BYTES} hex digits", "copy it from `fdl` whole"
+        )
+    return bytes.fromhex(text)
+
+
+def _backend(options: Mapping[str, Any]) -> bool:
+    if options["backend"] not in ("nccl", "cpu"):
+        raise SettingError("--backend", repr(options["backend"]), "the choices are nccl, cpu", "give one of them")
+    return bool(options["backend"] == "nccl")
+
+
+def _window(options: Mapping[str, Any], scale: float) -> WindowSettings:
+    join_timeout = _number(options, "join-timeout", 0, MAX_SECONDS)
+    if options["max-join-timeout"] is None:
+        # The default follows a window that was made longer than it.
+        max_join_timeout = max(DEFAULT_CAP, join_timeout)
+    else:
+        max_join_timeout = _number(options, "max-join-timeout", 0, MAX_SECONDS)
+    target = options["target-ranks"]
+    settings = WindowSettings(
+        min_rank_start=_number(options, "min-rank-start", 1, MAX_COUNT),
+        target_ranks=None if target is None else _number(options, "target-ranks", 1, MAX_COUNT),
+        join_timeout=join_timeout,
+        max_join_timeout=max_join_timeout,
+        start_mode=_choice(options, "start", StartMode),
+        max_rejects=_number(options, "max-rejects", 0, MAX_COUNT),
+        window_secs=scaled(join_timeout, scale),
+        cap_secs=scaled(max_join_timeout, scale),
+    )
+    settings.check()
+    return settings
+
+
+def _token(options: Mapping[str, Any], environ: Mapping[str, str]) -> bytes | None:
+    """The operator's token, from the first of its sources."""
+    path = options["token-file"]
+    if path is not None:
+        token: bytes | None = read_token_file(path)
+        source = "--token-file"
+    elif TOKEN_VARIABLE in environ:
+        token = parse_token(environ[TOKEN_VARIABLE], TOKEN_VARIABLE, "(not shown)")
+        source = TOKEN_VARIABLE
+    else:
+        return None
+    if options["open-admission"]:
+        raise SettingError("--open-admission", "", f"{source} asks for credentialed admission", "drop one of the two")
+    return token
+
+
+def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """The settings that ``options`` (texts by long name) and the environment ask for.
+
+    Raises SettingError for the first that cannot be used.
+    """
+    scale, warning = parse_scale(environ.get("FLODL_NET_TIMEOUT_SCALE"))
+    return Settings(
+        run=RunSettings(
+            window=_window(options, scale),
+            nccl=_backend(options),
+            dataset_sig=_signature(options, "dataset-sig"),
+            model_sig=_signature(options, "model-sig"),
+            on_loss=_choice(options, "on-loss", OnLoss),
+        ),
+        limits=Limits.at(scale),
+        interface=options["interface"],
+        port=_port(options),
+        port_file=None if options["port-file"] is None else Path(options["port-file"]).absolute(),
+        open_admission=bool(options["open-admission"]),
+        token=_token(options, environ),
+        after_run=_choice(options, "after-run", AfterRun),
+        max_pending=_number(options, "max-pending", 1, MAX_COUNT),
+        max_pending_per_host=_number(options, "max-pending-per-host", 1, MAX_COUNT),
+        allowed_hosts=tuple(options["allowed-host"]),
+        state_dir=Path(options["state-dir"]).absolute() if options["state-dir"] else default_state_dir(environ),
+        warnings=() if warning is None else (warning,),
+    )
+
+
+def _port(options: Mapping[str, Any]) -> int:
+    port = _number(options, "port", 0, 65535)
+    if port == 0 and options["port-file"] is None:
+        raise SettingError(
+            "--port", 0, "the system would choose one that nobody is told", "name a --port-file, or a port"
+        )
+    return port

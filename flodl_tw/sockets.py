@@ -1,0 +1,209 @@
+"""The listening socket and what Linux is told about connections.
+
+The socket is bound before the process forks, so a busy port is an error at
+the command line.  Options that every connection needs are set on the listener,
+from which accepted sockets inherit them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+from twisted.internet import tcp
+from twisted.internet.interfaces import ISystemHandle
+from twisted.python.failure import Failure
+
+from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.window import SettingError
+from flodl_tw.limits import BACKLOG, KEEPALIVE_PROBES, Limits
+
+# Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".
+_LAST_ACK_RECV_OFFSET: Final = 8 + 12 * 4
+_TCP_INFO_BYTES: Final = _LAST_ACK_RECV_OFFSET + 4
+
+
+def listen(interface: str, port: int, limits: Limits) -> socket.socket:
+    """A listening socket on ``interface`` (empty: every address, IPv4 and IPv6 in one) and ``port``.
+
+    Raises SettingError with one line for the operator when it cannot be had.
+    """
+    family, address = _resolve(interface)
+    sock = _socket(family, interface)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_NODELAY, 1),
+            (socket.TCP_USER_TIMEOUT, limits.write_stall * 1000),
+            (socket.TCP_KEEPIDLE, limits.keepalive_idle),
+            (socket.TCP_KEEPINTVL, limits.keepalive_interval),
+            (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+        ):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if sock.family is socket.AF_INET6:
+            # The system's default may be either; an operator who lists one address means that one.
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((address or "::", port))
+        else:
+            sock.bind((address, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(interface, port, error) from None
+    return sock
+
+
+def _socket(family: socket.AddressFamily | None, interface: str) -> socket.socket:
+    if family is not None:
+        try:
+            return socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise SettingError(
+                "--interface", interface, f"this machine cannot open it ({error.strerror})", "name another address"
+            ) from None
+    return socket.socket(socket.AF_INET6 if has_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can bind IPv6; a kernel may have it compiled in and switched off."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            trial.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+def _resolve(interface: str) -> tuple[socket.AddressFamily | None, str]:
+    """The family and numeric address of ``interface``; no family for every address."""
+    if not interface:
+        return None, ""
+    try:
+        found = socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingError(
+            "--interface", interface, f"it does not resolve ({error.strerror})", "give one of this machine's addresses"
+        ) from None
+    addresses = list(dict.fromkeys((info[0], str(info[4][0])) for info in found))
+    if len(addresses) > 1:
+        named = ", ".join(address for _, address in addresses)
+        raise SettingError(
+            "--interface", interface, f"it stands for {len(addresses)} addresses ({named})", "name one of them"
+        )
+    return addresses[0]
+
+
+def _bind_error(interface: str, port: int, error: OSError) -> SettingError:
+    if error.errno == errno.EADDRINUSE:
+        holder = port_holder(port)
+        return SettingError(
+            "--port",
+            port,
+            "it is in use" + (f" by process {holder}" if holder else ""),
+            "end what holds it, or choose another --port",
+        )
+    if error.errno == errno.EACCES:
+        return SettingError("--port", port, "this user may not bind it", "choose a --port of 1024 or more")
+    return SettingError(
+        "--interface",
+        interface or "(all)",
+        f"it cannot be bound ({error.strerror})",
+        "name one of this machine's addresses",
+    )
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                yield f"socket:[{fields[9]}]"
+
+
+def port_holder(port: int) -> int | None:
+    """The process id that listens on ``port``, where this user may see it."""
+    inodes = set(_listening_inodes(port))
+    for directory in Path("/proc").glob("[0-9]*/fd") if inodes else ():
+        try:
+            if any(os.readlink(entry) in inodes for entry in directory.iterdir()):
+                return int(directory.parent.name)
+        except OSError:
+            continue
+    return None
+
+
+def bound_to_loopback(sock: socket.socket) -> bool:
+    """Whether only this machine reaches the socket, judged by where it is really bound."""
+    return classify(sock.getsockname()[0]).loopback
+
+
+def shown_binding(sock: socket.socket) -> str:
+    """Where the socket is bound, for the log."""
+    host, port = sock.getsockname()[:2]
+    both = " (IPv4 and IPv6)" if host == "::" else ""
+    return show_endpoint(classify(host).shown, port) + both
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's descriptor limit to what the system grants, and give it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft
+
+
+def tune_link(transport: Any, limits: Limits) -> None:
+    """Have Linux notice a control link whose host vanished, within ``limits.link_stall`` seconds."""
+    if ISystemHandle.providedBy(transport):
+        handle = cast(socket.socket, transport.getHandle())
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.link_stall * 1000)
+
+
+class WatchedServer(tcp.Server):
+    """An accepted connection that remembers whether its peer had fallen silent when it ended.
+
+    Twisted reports a reset and a timeout alike, and has closed the socket by
+    the time a protocol hears of it, so the kernel is asked just before.
+    """
+
+    silent_after_ms = 0
+    went_silent = False
+
+    def connectionLost(self, reason: Failure) -> None:
+        if self.silent_after_ms:
+            try:
+                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            except OSError:
+                info = b""
+            if len(info) == _TCP_INFO_BYTES:
+                (last_ack_ms,) = struct.unpack_from("@I", info, _LAST_ACK_RECV_OFFSET)
+                # A peer that lives acknowledges a keepalive probe each keepalive_idle seconds.
+                self.went_silent = last_ack_ms > self.silent_after_ms
+        super().connectionLost(reason)
+
+
+def watched_transport(limits: Limits) -> type[tcp.Server]:
+    """The transport class for a port: its connections know silence from a reset."""
+
+    class Transport(WatchedServer):
+        silent_after_ms = (limits.keepalive_idle + limits.keepalive_interval) * 1000
+
+    return Transport
+
+
+def went_silent(transport: object) -> bool:
+    """Whether the peer of a connection that has just ended had stopped answering."""
+    return bool(getattr(transport, "went_silent", False))

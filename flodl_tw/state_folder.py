@@ -1,0 +1,124 @@
+"""The folder that a controller keeps on disk: a lock, and the token that it made.
+
+One folder a port, mode 0700, so that two controllers on one machine never
+share a token by accident.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from flodl_tw.core.window import SettingError
+from flodl_tw.core.wire import SALT_BYTES
+
+_TOKEN = re.compile(rf"[0-9a-fA-F]{{{2 * SALT_BYTES}}}")
+TOKEN_VARIABLE = "FLODL_JOIN_TOKEN"  # noqa: S105  a variable's name, no secret
+
+
+def parse_token(text: str, source: str, shown: str) -> bytes:
+    """The 16 bytes of a token given as hex; a newline at its end is fine.
+
+    Raises SettingError that names ``source``; the text itself is never shown.
+    """
+    token = text.strip()
+    if not _TOKEN.fullmatch(token):
+        raise SettingError(
+            source,
+            shown,
+            f"a token is {2 * SALT_BYTES} hex digits, this is {len(token)} characters" + _hex_note(token),
+            "make one with: openssl rand -hex 16",
+        )
+    return bytes.fromhex(token)
+
+
+def _hex_note(token: str) -> str:
+    return " with others among them" if len(token) == 2 * SALT_BYTES else ""
+
+
+def read_token_file(path: str) -> bytes:
+    """The token in a file that only its owner can read; anything else is a SettingError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, encoding="ascii", errors="replace") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(4096)
+    except OSError as error:
+        raise SettingError(
+            "--token-file", path, f"it cannot be read ({error.strerror})", "check the path and its owner"
+        ) from None
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        raise SettingError(
+            "--token-file",
+            path,
+            f"others can read it (mode {stat.S_IMODE(status.st_mode):04o}), and a token is a credential",
+            f"chmod 600 {path}",
+        )
+    return parse_token(text, "--token-file", path)
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """Where state goes unless ``--state-dir`` says otherwise."""
+    # systemd gives a list where a unit has several; the first is as good as any.
+    service = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if service:
+        return Path(service)
+    home = environ.get("XDG_STATE_HOME") or ""
+    base = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    return base / "flodl-tw"
+
+
+class StateFolder:
+    """The folder of one port, locked while this object (and the process) lives."""
+
+    def __init__(self, base: Path, port: int) -> None:
+        self.path = base / str(port)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingError(
+                "--state-dir", self.path, f"it cannot be used ({error.strerror})", "name a folder of your own"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise SettingError(
+                "--state-dir",
+                self.path,
+                "another controller of this port holds its lock",
+                "end that one, or give each its own --state-dir",
+            ) from None
+
+    @property
+    def token_file(self) -> Path:
+        """Where the token is that the controller makes for itself."""
+        return self.path / "token"
+
+    def made_token(self) -> bytes:
+        """The token made at an earlier start, or one made now; mode 0600."""
+        if self.token_file.exists():
+            return read_token_file(str(self.token_file))
+        token = secrets.token_bytes(SALT_BYTES)
+        write_atomically(self.token_file, token.hex() + "\n")
+        return token
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file, mode 0600, so that a reader sees all of it or nothing."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+    part.replace(path)

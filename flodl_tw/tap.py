@@ -1,0 +1,222 @@
+"""``twistd flodl-controller``: its options, and the one place where the parts of the server are joined.
+
+Everything that may be refused is refused here, before the process forks:
+settings, the port, the state folder, the token.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+from typing import Any
+
+from twisted.application.service import MultiService, Service
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python import usage
+
+from flodl_tw import sockets
+from flodl_tw.core.addresses import show_endpoint
+from flodl_tw.core.window import Phase, SettingError
+from flodl_tw.core.wire import HTTP_MAGICS, JOIN_MAGIC
+from flodl_tw.limits import SPARE_DESCRIPTORS
+from flodl_tw.settings import Settings, read_settings
+from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, write_atomically
+
+
+class Options(usage.Options):
+    """The options of ``twistd flodl-controller``; the README has the same table."""
+
+    synopsis = "[options]"
+    longdesc = "Forms a training world from hosts that dial in, on one port."
+    optFlags = [["open-admission", None, "Admit hosts without a token on a bind that others reach."]]
+    optParameters = [
+        ["port", "p", "29500", "Port to listen on; 0 lets the system choose (with --port-file)."],
+        ["port-file", None, None, "File that gets the port once it is listened on."],
+        ["interface", None, "", "Address to listen on [default: all, IPv4 and IPv6]."],
+        ["min-rank-start", None, "1", "Quorum: ranks without which no world forms."],
+        ["target-ranks", None, None, "Ranks at which the window closes at once."],
+        ["join-timeout", None, "300", "Seconds that the window is open for."],
+        ["max-join-timeout", None, None, "Hard cap in seconds [default: 600, or --join-timeout if that is more]."],
+        ["start", None, "auto", "Who closes the window: auto (the clock), manual (the operator) or hybrid."],
+        ["backend", None, "nccl", "Data plane: nccl (one GPU vendor, one NCCL minor version) or cpu."],
+        [
+            "token-file",
+            None,
+            None,
+            "File with the token, 32 hex digits, for its owner alone [default: $FLODL_JOIN_TOKEN].",
+        ],
+        ["dataset-sig", None, None, "Dataset signature that hosts must have, 64 hex digits."],
+        ["model-sig", None, None, "Model signature that hosts must have, 64 hex digits."],
+        ["on-loss", None, "abort", "What a lost host or failed rank does to the others: abort or continue."],
+        ["after-run", None, "exit", "What follows a run: exit (status 0 or 1), hold (serve its state) or rearm."],
+        ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
+        ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
+        ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
+        [
+            "state-dir",
+            None,
+            None,
+            "Folder for the lock and the made token [default: $STATE_DIRECTORY or $XDG_STATE_HOME].",
+        ],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self["allowed-host"] = []
+
+    def opt_allowed_host(self, name: str) -> None:
+        """A name that POST /start may be sent to by; may be given again."""
+        self["allowed-host"].append(name)
+
+
+class Door(Service):
+    """Listens on a socket that is bound already, and closes what came through it."""
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, bound: socket.socket, front: Any, settings: Settings) -> None:
+        self._reactor = reactor
+        self._bound = bound
+        self._front = front
+        self._settings = settings
+        self._port: Any = None
+
+    def startService(self) -> None:
+        super().startService()
+        self._port = self._reactor.adoptStreamPort(self._bound.fileno(), self._bound.family, self._front)
+        self._port.transport = sockets.watched_transport(self._settings.limits)
+        self._front.port = self._port
+        # The reactor works on a duplicate.
+        self._bound.close()
+        if self._settings.port_file is not None:
+            write_atomically(self._settings.port_file, f"{self._port.getHost().port}\n")
+
+    async def _stop(self) -> None:
+        stopped = self._port.stopListening()
+        await self._front.close_all()
+        await stopped
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+
+class Announcement(Service):
+    """The first lines of the log: where it listens, who may join, and how."""
+
+    log = Logger()
+
+    def __init__(self, settings: Settings, bound: socket.socket, token_source: str | None, capacity: int) -> None:
+        self._settings = settings
+        self._where = sockets.shown_binding(bound)
+        self._port = bound.getsockname()[1]
+        self._loopback = sockets.bound_to_loopback(bound)
+        self._token_source = token_source
+        self._capacity = capacity
+
+    def startService(self) -> None:
+        super().startService()
+        for warning in self._settings.warnings:
+            self.log.warn("{warning}", warning=warning)
+        self.log.info(
+            "listening on {where}; descriptors are enough for {capacity} hosts",
+            where=self._where,
+            capacity=self._capacity,
+        )
+        host = "127.0.0.1" if self._loopback else socket.gethostname()
+        endpoint = show_endpoint(host, self._port)
+        if self._token_source is not None:
+            self.log.info(
+                "admission needs the token in {source}; join with: fdl join {endpoint} --bin PROGRAM --token …",
+                source=self._token_source,
+                endpoint=endpoint,
+            )
+            return
+        if not self._loopback:
+            self.log.warn(
+                "--open-admission: whoever reaches {where} can join this run and spoil it; "
+                "use it on a network that you trust whole",
+                where=self._where,
+            )
+        self.log.info("join with: fdl join {endpoint} --bin PROGRAM", endpoint=endpoint)
+
+
+def makeService(options: Options) -> MultiService:
+    """Everything that the plugin runs, with the port bound and nothing started.
+
+    Ends with SystemExit and one line where that cannot be.
+    """
+    try:
+        settings = read_settings(options, os.environ)
+        # A child has no use for it.
+        os.environ.pop(TOKEN_VARIABLE, None)
+        return _assemble(settings, token_source="--token-file" if options["token-file"] else TOKEN_VARIABLE)
+    except SettingError as error:
+        raise SystemExit(f"flodl-controller: {error}") from None
+
+
+def _assemble(settings: Settings, token_source: str) -> MultiService:
+    # Inside the function: importing klein or the reactor would install one too early.
+    import time
+
+    from twisted.internet import reactor
+
+    from flodl_tw.controller import Controller
+    from flodl_tw.join import JoinChannel
+    from flodl_tw.mux import FrontDoor
+    from flodl_tw.web.status import Status, StatusChannel
+
+    # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
+    clock: Any = reactor
+    clock.seconds = time.monotonic
+    descriptors = sockets.raise_descriptor_limit()
+    capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
+    bound = sockets.listen(settings.interface, settings.port, settings.limits)
+    port = bound.getsockname()[1]
+    folder = StateFolder(settings.state_dir, port)
+    token = settings.token
+    source: str | None = token_source if token is not None else None
+    if token is None and not settings.open_admission and not sockets.bound_to_loopback(bound):
+        token = folder.made_token()
+        source = str(folder.token_file)
+    controller = Controller(clock, settings.run, token=token, after_run=settings.after_run, finished=_stop_with_status)
+    front = FrontDoor(
+        clock,
+        settings.limits,
+        {},
+        max_pending=settings.max_pending,
+        max_pending_per_host=settings.max_pending_per_host,
+        capacity=capacity,
+    )
+    status = StatusChannel(clock, settings.limits, Status(controller, front.ended, settings.allowed_hosts))
+    front.routes = {
+        JOIN_MAGIC: JoinChannel(clock, settings.limits, controller, port),
+        **dict.fromkeys(HTTP_MAGICS, status),
+    }
+    services = MultiService()
+    # Stopped in reverse: the controller says goodbye on its links before the door closes them.
+    for part in (Announcement(settings, bound, source, capacity), Door(clock, bound, front, settings), controller):
+        part.setServiceParent(services)
+    return services
+
+
+def _stop_with_status(phase: Phase) -> None:
+    """End the process with the run's outcome as its exit status."""
+    from twisted.internet import reactor
+
+    if phase is not Phase.DONE:
+        # twistd has no way to exit with 1: at exit its pidfile is gone and its log is written.
+        atexit.register(_exit, 1)
+    stopping: Any = reactor
+    stopping.stop()
+
+
+def _exit(status: int) -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)

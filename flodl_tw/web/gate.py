@@ -1,0 +1,104 @@
+"""Measures an HTTP request before anybody parses it.
+
+Twisted's own limits come late or close without an answer; this looks at sizes
+alone, and at the two headers that decide whether a request is taken at all.
+No Twisted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from flodl_tw.core.views import compact
+from flodl_tw.limits import MAX_BODY, MAX_HEAD, MAX_START_LINE
+
+PHRASES: Final = {
+    400: "Bad Request",
+    413: "Content Too Large",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A request that is not taken: the status code and what to tell the client."""
+
+    code: int
+    error: str
+
+    def response(self) -> bytes:
+        """The whole answer, for a connection that closes after it."""
+        body = compact({"error": self.error}).encode()
+        head = (
+            f"HTTP/1.1 {self.code} {PHRASES[self.code]}\r\n"
+            "Content-Type: application/json\r\n"
+            "Cache-Control: no-cache\r\n"
+            "Access-Control-Allow-Origin: *\r\n"
+            "Connection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode("ascii") + body
+
+
+BODY_TOO_LARGE: Final = Unfit(413, f"the request's body is over the limit of {MAX_BODY} bytes")
+
+
+class RequestGate:
+    """Holds a request's head back until it is whole and fit to be parsed."""
+
+    __slots__ = ("_head", "body_seen", "open")
+
+    def __init__(self) -> None:
+        self._head = b""
+        self.open = False
+        """Whether the head has passed; from then on bytes go through."""
+        self.body_seen = 0
+        """Bytes after the head, so far."""
+
+    def feed(self, data: bytes) -> bytes | Unfit:
+        """Bytes to pass on (none while the head is not whole), or why the request is unfit."""
+        if self.open:
+            self.body_seen += len(data)
+            return data
+        self._head += data
+        line_end = self._head.find(b"\n")
+        start_line = len(self._head) if line_end < 0 else line_end
+        if start_line > MAX_START_LINE:
+            return Unfit(414, f"the request line is over the limit of {MAX_START_LINE} bytes")
+        end = _end_of_head(self._head)
+        if end > MAX_HEAD or (not end and len(self._head) > MAX_HEAD):
+            return Unfit(431, f"the request's head is over the limit of {MAX_HEAD} bytes")
+        if not end:
+            return b""
+        unfit = check_head(self._head[:end])
+        if unfit is not None:
+            return unfit
+        passed, self._head = self._head, b""
+        self.open = True
+        self.body_seen = len(passed) - end
+        return passed
+
+
+def _end_of_head(data: bytes) -> int:
+    """Where the head ends, or 0 while it goes on."""
+    found = data.find(b"\r\n\r\n")
+    return found + 4 if found >= 0 else 0
+
+
+def check_head(head: bytes) -> Unfit | None:
+    """What is wrong with a whole head, before it is parsed."""
+    start, *lines = head.split(b"\r\n")
+    try:
+        unquote_to_bytes(start).decode("utf-8")
+    except UnicodeDecodeError:
+        return Unfit(400, "the request line is not UTF-8")
+    names = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    if sum(name == b"host" for name, _ in names) > 1:
+        return Unfit(400, "the request has more than one Host")
+    for name, value in names:
+        if name == b"content-length" and value.isdigit() and (len(value) > 9 or int(value) > MAX_BODY):
+            return BODY_TOO_LARGE
+    return None

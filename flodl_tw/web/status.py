@@ -1,0 +1,236 @@
+"""The status channel: Klein behind the front door.
+
+One connection carries one request.  Its head goes through a gate that
+measures it, its whole has a deadline, and the answer closes the connection.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from klein import Klein
+from twisted.internet.interfaces import IConsumer, IReactorTime, ITransport
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+from twisted.web.server import Request, Site
+from twisted.web.static import NoRangeStaticProducer
+from twisted.web.template import flattenString
+from werkzeug.exceptions import MethodNotAllowed, NotFound
+
+from flodl_tw.controller import Controller
+from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.views import compact
+from flodl_tw.limits import MAX_BODY, Limits
+from flodl_tw.mux import Peeker
+from flodl_tw.web.gate import BODY_TOO_LARGE, RequestGate, Unfit
+from flodl_tw.web.page import POLICY, page
+from flodl_tw.web.start import StartAttempt, start_refusal
+
+STREAMED: Final = 64 * 1024
+"""Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
+
+
+class Status:
+    """The endpoints.  ``ended`` counts connections that got nowhere; ``allowed_hosts`` are names for ``Host``."""
+
+    app = Klein()
+
+    def __init__(self, controller: Controller, ended: Mapping[str, int], allowed_hosts: tuple[str, ...] = ()) -> None:
+        self.controller = controller
+        self._ended = ended
+        name = socket.gethostname().lower()
+        self._own_names = frozenset(
+            {"localhost", name, name.partition(".")[0], *(host.lower() for host in allowed_hosts)}
+        )
+
+    @app.route("/state.json", methods=["GET"])
+    def state(self, request: IRequest) -> Any:
+        """The state of the run, for programs."""
+        return _answer(request, 200, self.controller.run.state_json())
+
+    @app.route("/", methods=["GET"])
+    async def root(self, request: Any) -> Any:
+        """The page for a browser, the state for anything else."""
+        if b"text/html" not in (request.getHeader(b"accept") or b""):
+            return await _answer(request, 200, self.controller.run.state_json())
+        here = request.getHost()
+        endpoint = show_endpoint(classify(here.host).shown, here.port)
+        shown = page(self.controller.run, endpoint, self.controller.credentialed, self._ended)
+        body: bytes = await flattenString(request, shown)
+        request.setHeader(b"content-security-policy", POLICY.encode())
+        request.setHeader(b"x-content-type-options", b"nosniff")
+        return await _answer(request, 200, b"<!DOCTYPE html>\n" + body, b"text/html; charset=utf-8")
+
+    @app.route("/start", methods=["POST"])
+    def start(self, request: Any) -> Any:
+        """The operator's start."""
+        run = self.controller.run
+        refusal = start_refusal(run, _attempt(request), self._own_names)
+        if refusal is not None:
+            return _answer(request, refusal[0], _error(refusal[1]))
+        run.arm()
+        armed = {
+            "armed": True,
+            "joined_ranks": run.ledger.joined_ranks,
+            "min_rank_start": run.settings.window.min_rank_start,
+        }
+        return _answer(request, 200, compact(armed).encode())
+
+    @app.handle_errors(NotFound)
+    def unknown(self, request: IRequest, failure: Failure) -> Any:
+        """No such path."""
+        found = {"error": "not found", "endpoints": ["GET /state.json", "POST /start"]}
+        return _answer(request, 404, compact(found).encode())
+
+    @app.handle_errors(MethodNotAllowed)
+    def wrong_method(self, request: Any, failure: Failure) -> Any:
+        """A known path, asked in a way that it does not know."""
+        allowed = ", ".join(sorted(failure.value.valid_methods or ()))  # type: ignore[union-attr]
+        request.setHeader(b"allow", allowed.encode())
+        return _answer(request, 405, _error(f"this path answers {allowed}"))
+
+
+def _error(text: str) -> bytes:
+    return compact({"error": text}).encode()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _attempt(request: Any) -> StartAttempt:
+    tokens = [token.decode("utf-8", "replace") for token in request.args.get(b"token", ())]
+    scheme, _, credential = (_text(request.getHeader(b"authorization")) or "").partition(" ")
+    if scheme.lower() == "bearer":
+        tokens.append(credential.strip())
+    return StartAttempt(
+        from_loopback=classify(request.getClientAddress().host).loopback,
+        host=_text(request.getHeader(b"host")),
+        origin=_text(request.getHeader(b"origin")),
+        fetch_site=_text(request.getHeader(b"sec-fetch-site")),
+        tokens=tuple(tokens),
+    )
+
+
+async def _answer(request: Any, code: int, body: bytes, content_type: bytes = b"application/json") -> bytes | None:
+    request.setResponseCode(code)
+    for name, value in (
+        (b"content-type", content_type),
+        (b"cache-control", b"no-cache"),
+        (b"access-control-allow-origin", b"*"),
+        (b"content-length", b"%d" % len(body)),
+    ):
+        request.setHeader(name, value)
+    if len(body) <= STREAMED or request.method == b"HEAD":
+        return body
+    sent = request.notifyFinish()
+    NoRangeStaticProducer(request, io.BytesIO(body)).start()
+    await sent
+    return None
+
+
+class StatusRequest(Request):
+    """A request that tells its connection when it is whole, and closes it when it is answered."""
+
+    def __init__(self, connection: StatusConnection, channel: Any) -> None:
+        super().__init__(channel)
+        self._connection = connection
+
+    def process(self) -> None:
+        self._connection.whole()
+        self.setHeader(b"connection", b"close")
+        self.channel.persistent = False
+        super().process()
+
+    def getRequestHostname(self) -> bytes:
+        """Routing must not depend on what a client calls us; werkzeug refuses some Hosts with a traceback."""
+        return b"localhost"
+
+
+class StatusSite(Site):
+    """Klein's site, without an access log: a request line may have the token in it."""
+
+    def log(self, request: Any) -> None:
+        pass
+
+
+class StatusChannel:
+    """What all status connections share; the route of the HTTP magics."""
+
+    def __init__(self, clock: IReactorTime, limits: Limits, status: Status) -> None:
+        self.clock = clock
+        self.limits = limits
+        # The deadline is ours and in all, so the channel's own idle timeout is off.
+        self.site = StatusSite(status.app.resource(), timeout=None, reactor=clock, parsePOSTFormSubmission=False)
+
+    def __call__(self, peeker: Peeker) -> StatusConnection:
+        """The route of each HTTP magic."""
+        return StatusConnection(self, peeker)
+
+
+class StatusConnection:
+    """One HTTP connection, from its first byte to its answer."""
+
+    log = Logger()
+
+    def __init__(self, shared: StatusChannel, peeker: Peeker) -> None:
+        self._shared = shared
+        self._peeker = peeker
+        self._gate = RequestGate()
+        self._whole = False
+        self._refused = False
+        elapsed = shared.clock.seconds() - peeker.first_byte_at
+        self._deadline = shared.clock.callLater(max(0.0, shared.limits.request - elapsed), self._expired)
+        channel = shared.site.buildProtocol(None)
+        channel.requestFactory = lambda http, queued: StatusRequest(self, http)
+        self._http = channel
+
+    def makeConnection(self, transport: ITransport) -> None:
+        self._http.makeConnection(transport)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._whole or self._refused:
+            # One request a connection: what follows it is not read.
+            return
+        passed = self._gate.feed(data)
+        if isinstance(passed, Unfit):
+            self._refuse(passed)
+            return
+        if passed:
+            self._http.dataReceived(passed)
+        if not self._whole and self._gate.body_seen > MAX_BODY:
+            self._refuse(BODY_TOO_LARGE)
+
+    def readConnectionLost(self) -> None:
+        """The client has shut its side: it still gets the answer to a whole request."""
+        if not self._whole:
+            self._peeker.left("cut-off-request")
+            self._peeker.close()
+
+    def connectionLost(self, reason: Failure) -> None:
+        if self._deadline.active():
+            self._deadline.cancel()
+        self._http.connectionLost(reason)
+
+    def whole(self) -> None:
+        """The request has arrived, its body included."""
+        self._whole = True
+        if self._deadline.active():
+            self._deadline.cancel()
+        self._peeker.decided()
+
+    def _refuse(self, unfit: Unfit) -> None:
+        self._refused = True
+        self._peeker.dropped(f"http-{unfit.code}", unfit.error)
+        self._peeker.transport.write(unfit.response())
+        # The channel registered itself as a producer; a paused one would keep the connection open.
+        IConsumer(self._peeker.transport).unregisterProducer()
+        self._peeker.close()
+
+    def _expired(self) -> None:
+        self._refused = True
+        self._peeker.drop("request-deadline", f"no whole HTTP request within {self._shared.limits.request} s")
