@@ -33,6 +33,9 @@ class DeadlineQueue(Generic[Item]):
     def __len__(self) -> int:
         return len(self._due)
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._due
+
     def start(self, item: Item) -> None:
         """``expired(item)`` is called once the time is over, unless ``stop`` comes first."""
         self._due[item] = self._clock.seconds() + self._seconds

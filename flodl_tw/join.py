@@ -77,7 +77,7 @@ class JoinProtocol:
     # The connection
 
     def makeConnection(self, transport: ITransport) -> None:
-        self._shared.hellos.start(self)
+        """Bytes follow at once: the door calls with those that it has seen."""
 
     def dataReceived(self, data: bytes) -> None:
         if self._ended:
@@ -96,6 +96,9 @@ class JoinProtocol:
                     self._later(self.member, frame)
         except (WireError, ViolationError) as error:
             self._bad(str(error))
+        if not self._ended and self.member is None and self not in self._shared.hellos:
+            # Nearly every hello comes whole with its magic, and needs no deadline.
+            self._shared.hellos.start(self)
 
     def readConnectionLost(self) -> None:
         """The peer has shut its side: a member has departed, and nobody else has anything to hear."""

@@ -37,6 +37,9 @@ from flodl_tw.core.world import World
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
 
+NEWCOMERS_A_LINE: Final = 16
+"""Hosts that share a log line, where so many join in one turn."""
+
 
 class OnLoss(Enum):
     """What a lost host or a failed rank does to the others."""
@@ -128,6 +131,7 @@ class Run:
         self._all_zero = True
         self._abort_due = False
         self._members_json = (-1, "[]")
+        self._newcomers: list[str] = []
 
     # What is asked of a run
 
@@ -204,13 +208,8 @@ class Run:
             self.refuse(outcome, f"host {offer.hello.host!r} at {offer.address}")
             return outcome
         self.links[outcome] = link
-        self.log.info(
-            "{host!r} joined from {address} with {ranks} ({libtorch!r}): {standing}",
-            host=outcome.host,
-            address=offer.address,
-            ranks=rank_span(outcome.accepted_ranks),
-            libtorch=offer.hello.libtorch,
-            standing=self.progress(),
+        self._newcomers.append(
+            f"{outcome.host!r} from {offer.address} with {rank_span(outcome.accepted_ranks)} ({offer.hello.libtorch!r})"
         )
         self._happened()
         return outcome
@@ -235,6 +234,7 @@ class Run:
         if self.links.pop(member, None) is None:
             return
         if self.is_open:
+            self._tell_newcomers()
             self.ledger.depart(member)
             self.log.info(
                 "{host!r} left while the window is open (link {end}): {standing}",
@@ -273,6 +273,7 @@ class Run:
 
     def settle(self) -> None:
         """Decide on all that happened since the last call.  Called at the end of a turn, never inside a callback."""
+        self._tell_newcomers()
         if self.is_open:
             judged = verdict(self.settings.window, self.standing())
             if isinstance(judged, Formed):
@@ -293,6 +294,13 @@ class Run:
         self._to_ship.clear()
         self._abort_due = True
         self.log.error("the run has failed: {why}", why=self.failure)
+
+    def _tell_newcomers(self) -> None:
+        """Log who joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
+        for first in range(0, len(self._newcomers), NEWCOMERS_A_LINE):
+            joined = "; ".join(self._newcomers[first : first + NEWCOMERS_A_LINE])
+            self.log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
+        self._newcomers.clear()
 
     def _form(self, why: str) -> None:
         seats = tuple(self.ledger.roster())

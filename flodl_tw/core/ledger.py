@@ -175,6 +175,7 @@ class Ledger:
         """Goes up at each admission and departure: what is rendered can be kept until it moves."""
         self._members: dict[str, Member] = {}
         self._expected: dict[str, Expectation] = {}
+        self._facts = tuple(fact for fact in FACTS if nccl or not fact.nccl_only)
         for fact, value in ((DATASET_FACT, dataset_sig), (MODEL_FACT, model_sig)):
             if value is not None:
                 self._expected[fact.name] = Expectation(value, None)
@@ -208,10 +209,13 @@ class Ledger:
         self._members[member.host] = member
         self.joined_ranks += member.size
         self.changes += 1
-        for fact in self._gating_facts():
+        for fact in self._facts:
             value = fact.stated(offer)
             if value is not None:
-                self._expected.setdefault(fact.name, Expectation(value, member)).holders += 1
+                expectation = self._expected.get(fact.name)
+                if expectation is None:
+                    expectation = self._expected[fact.name] = Expectation(value, member)
+                expectation.holders += 1
         return member
 
     def depart(self, member: Member) -> None:
@@ -221,7 +225,7 @@ class Ledger:
         del self._members[member.host]
         self.joined_ranks -= member.size
         self.changes += 1
-        for fact in self._gating_facts():
+        for fact in self._facts:
             if fact.stated(member.offer) is None:
                 continue
             expectation = self._expected[fact.name]
@@ -229,32 +233,31 @@ class Ledger:
             if not expectation.holders and not expectation.configured:
                 del self._expected[fact.name]
 
-    def expected(self, fact: Fact) -> Expectation | None:
-        """What the next offer has to agree with, or None while nobody stated it.
+    def expected(self, fact: Fact) -> Any:
+        """The value that the next offer has to agree with, or None while nobody stated one."""
+        expectation = self._expected.get(fact.name)
+        return None if expectation is None else expectation.value
 
-        ``setter`` is a present member: where the first one left, the eldest
-        of those that stated the same takes its place.
+    def setter(self, fact: Fact) -> Member | None:
+        """The member that set what is expected; None where it was the operator, or nobody.
+
+        Where the first one left, the eldest of those that stated the same takes its place.
         """
         expectation = self._expected.get(fact.name)
-        if expectation is None or expectation.configured:
-            return expectation
-        setter = expectation.setter
-        assert setter is not None
-        if self._members.get(setter.host) is not setter:
+        if expectation is None or expectation.setter is None:
+            return None
+        if self._members.get(expectation.setter.host) is not expectation.setter:
             expectation.setter = next(
                 member for member in self._members.values() if fact.stated(member.offer) is not None
             )
-        return expectation
-
-    def _gating_facts(self) -> Iterator[Fact]:
-        return (fact for fact in FACTS if self.nccl or not fact.nccl_only)
+        return expectation.setter
 
 
 Check = Callable[[Ledger, Offer, float], Refusal | None]
 
 
 def _too_long(text: str) -> bool:
-    return len(text.encode("utf-8")) > MAX_TEXT_BYTES
+    return len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode("utf-8")) > MAX_TEXT_BYTES)
 
 
 def _cut(text: str) -> str:
@@ -345,15 +348,15 @@ def agreement(fact: Fact) -> Check:
         if fact.nccl_only and not ledger.nccl:
             return None
         offered = fact.stated(offer)
-        expectation = ledger.expected(fact) if offered is not None else None
-        if expectation is None or offered == expectation.value:
+        expected = ledger.expected(fact)
+        if offered is None or expected is None or offered == expected:
             return None
-        setter = expectation.setter
+        setter = ledger.setter(fact)
         source = "the operator" if setter is None else f"{_cut(setter.host)} (the first to state it)"
         return Refusal(
             fact.word,
             f"{_cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
-            f"{fact.shown(expectation.value)}, set by {source}: {fact.advice}",
+            f"{fact.shown(expected)}, set by {source}: {fact.advice}",
         )
 
     return check

@@ -11,12 +11,13 @@ from typing import Any
 
 from flodl_tw.core.ledger import Member
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 Seats = Iterable[tuple[Member, range]]
 
 
 def compact(value: Any) -> str:
     """JSON without blanks, text as it is, the way the reference writes it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def member_view(member: Member, ranks: range) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from flodl_tw.core.ledger import Member
+from flodl_tw.core.views import compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,4 @@ class World:
             },
             "salt": self.salt.hex(),
         }
-        return json.dumps(envelope, ensure_ascii=False, separators=(",", ":")).encode("utf-8").hex()
+        return compact(envelope).encode("utf-8").hex()

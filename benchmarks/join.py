@@ -1,0 +1,277 @@
+"""How fast hosts join, what one costs, and how fast the process comes and goes.
+
+Everything runs on the loopback.  The server is the real ``twistd``; beside it,
+in the same run, stands the floor of ``peer.py``, and ratios to it are what to
+compare between machines: a wall clock on a shared machine is noisy, the
+server's own CPU time less so.
+
+usage: join.py [--rounds N] [--hosts N,N,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flodl_tw.core.messages import encode_join
+from flodl_tw.core.wire import FRAME_MAGIC, HTTP_MAGICS, JOIN_MAGIC, ZERO_KEY
+from flodl_tw.testing import make_hello
+
+HERE = Path(__file__).parent
+PATIENCE = 120.0
+
+
+class Server:
+    """A server process and what the kernel says of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port_file: Path, started: float) -> None:
+        self.process = process
+        deadline = started + 30
+        while not port_file.exists():
+            if process.poll() is not None or time.perf_counter() > deadline:
+                raise SystemExit(f"the server did not start: {process.args}")
+            time.sleep(0.002)
+        self.port = int(port_file.read_text())
+        self.start_secs = time.perf_counter() - started
+
+    def cpu_secs(self) -> float:
+        """User and system time so far."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def rss_kib(self) -> int:
+        """Resident memory."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1])
+        raise AssertionError("no VmRSS")
+
+
+@contextlib.contextmanager
+def controller(*options: str) -> Iterator[Server]:
+    """The real controller, through twistd; ended hard if it is still there."""
+    with tempfile.TemporaryDirectory() as folder:
+        port_file = Path(folder, "port")
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("twistd")),
+                *("-n", "--pidfile=", f"--logfile={folder}/log", "flodl-controller", "--open-admission"),
+                *("--port=0", f"--port-file={port_file}", f"--state-dir={folder}/state", *options),
+            ],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )
+        try:
+            yield Server(process, port_file, started)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def floor(count: int) -> Iterator[Server]:
+    """The floor, for ``count`` hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        port_file = Path(folder, "port")
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "peer.py"), str(port_file), str(count)],
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )
+        try:
+            yield Server(process, port_file, started)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def hello(index: int) -> bytes:
+    """The first bytes of host number ``index``."""
+    return JOIN_MAGIC + encode_join(ZERO_KEY, 4, make_hello(f"gpu-node-{index:05d}.cluster.example"))
+
+
+def dial_all(port: int, count: int) -> tuple[float, list[socket.socket]]:
+    """Dial ``count`` hosts at once; gives seconds until the last one has its world, and the open sockets."""
+    hellos = [hello(index) for index in range(count)]
+    poller = select.epoll()
+    sockets: dict[int, socket.socket] = {}
+    frames: dict[int, int] = {}
+    unsent: dict[int, bytes] = {}
+    started = time.perf_counter()
+    for index in range(count):
+        sock = socket.socket()
+        sock.setblocking(False)
+        # Several source addresses, so that the system has ports enough.
+        sock.bind((f"127.0.0.{2 + index // 4000}", 0))
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(("127.0.0.1", port))
+        sockets[sock.fileno()] = sock
+        unsent[sock.fileno()] = hellos[index]
+        frames[sock.fileno()] = 0
+        poller.register(sock.fileno(), select.EPOLLOUT)
+    waiting = count
+    while waiting:
+        if time.perf_counter() - started > PATIENCE:
+            raise SystemExit(f"{waiting} of {count} hosts have no world after {PATIENCE} s")
+        for descriptor, event in poller.poll(1, 4096):
+            if event & select.EPOLLOUT:
+                sockets[descriptor].send(unsent.pop(descriptor))
+                poller.modify(descriptor, select.EPOLLIN)
+                continue
+            data = sockets[descriptor].recv(4096)
+            if not data:
+                raise SystemExit("a host was turned away")
+            frames[descriptor] += data.count(FRAME_MAGIC)
+            if frames[descriptor] == 2:
+                frames[descriptor] = 3
+                waiting -= 1
+    return time.perf_counter() - started, list(sockets.values())
+
+
+def close_all(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+def crowd(count: int, server: Server) -> tuple[float, float, float]:
+    """Seconds of wall, microseconds of the server's CPU a host, KiB a host."""
+    cpu, memory = server.cpu_secs(), server.rss_kib()
+    wall, sockets = dial_all(server.port, count)
+    result = wall, (server.cpu_secs() - cpu) / count * 1e6, (server.rss_kib() - memory) / count
+    close_all(sockets)
+    return result
+
+
+def single_joins(server: Server, count: int, first: int = 0) -> list[float]:
+    """Milliseconds from dialing to the Accept, one host after another."""
+    took = []
+    sockets = []
+    for index in range(first, first + count):
+        bytes_out = hello(index)
+        started = time.perf_counter()
+        sock = socket.create_connection(("127.0.0.1", server.port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(bytes_out)
+        if FRAME_MAGIC not in sock.recv(4096):
+            raise SystemExit("a host was turned away")
+        took.append((time.perf_counter() - started) * 1e3)
+        sockets.append(sock)
+    close_all(sockets)
+    return took
+
+
+def stuck_peers(port: int, count: int) -> list[socket.socket]:
+    """Peers that say nothing, stop inside a hello, or inside an HTTP head."""
+    parts = (b"", hello(0)[:40], HTTP_MAGICS[0] + b"/state.json HTTP/1.1\r\nHost: ")
+    sockets = []
+    for index in range(count):
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.sendall(parts[index % len(parts)])
+        sockets.append(sock)
+    return sockets
+
+
+def stop_secs(*, reads: bool) -> float:
+    """Seconds from SIGTERM to the end, with 100 joined hosts."""
+    with controller("--start=hybrid", "--min-rank-start=100", "--after-run=hold") as server:
+        sockets = []
+        for index in range(100):
+            sock = socket.socket()
+            if not reads:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(hello(index))
+            sock.recv(4096)
+            sockets.append(sock)
+        if not reads:
+            # Fill one peer's receive window: an answer that it never reads.
+            stuck = socket.socket()
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            stuck.connect(("127.0.0.1", server.port))
+            stuck.sendall(b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            sockets.append(stuck)
+            time.sleep(0.1)
+        started = time.perf_counter()
+        server.process.send_signal(signal.SIGTERM)
+        if reads:
+            poller = select.poll()
+            for sock in sockets:
+                poller.register(sock.fileno(), select.POLLIN)
+            by_descriptor = {sock.fileno(): sock for sock in sockets}
+            while by_descriptor:
+                for descriptor, _ in poller.poll(1000):
+                    if not by_descriptor[descriptor].recv(4096):
+                        poller.unregister(descriptor)
+                        by_descriptor.pop(descriptor).close()
+        server.process.wait(10)
+        took = time.perf_counter() - started
+        close_all(sockets)
+        return took
+
+
+def row(name: str, ours: list[float], peer: list[float] | None, unit: str, aim: str) -> None:
+    """One line of the table: medians, the spread, and the median of the ratios round by round."""
+    spread = f"{min(ours):.3g}-{max(ours):.3g}"
+    floor_text, ratio = "", ""
+    if peer:
+        floor_text = f"{statistics.median(peer):.3g}"
+        ratio = f"{statistics.median(a / b for a, b in zip(ours, peer, strict=True) if b):.2f}"
+    print(f"| {name} | {statistics.median(ours):.3g} {unit} | {spread} | {floor_text} | {ratio} | {aim} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hosts", default="100,2000,8000")
+    arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print("| what | median | spread | floor | ratio to the floor | aim |\n| --- | --- | --- | --- | --- | --- |")
+    rounds = range(arguments.rounds)
+    for count in map(int, arguments.hosts.split(",")):
+        ours, peer = [], []
+        for _ in rounds:
+            with controller(f"--target-ranks={count}", f"--max-pending={4 * count}") as server:
+                ours.append(crowd(count, server))
+            with floor(count) as server:
+                peer.append(crowd(count, server))
+        columns = (
+            ("the world forms, wall", "s", "2 at 8000"),
+            ("server CPU a host", "µs", "200"),
+            ("memory a host", "KiB", "4"),
+        )
+        for place, (name, unit, aim) in enumerate(columns):
+            row(f"{count} hosts: {name}", [r[place] for r in ours], [r[place] for r in peer], unit, aim)
+    alone, beside, peer_alone, started, base = [], [], [], [], []
+    for _ in rounds:
+        with controller("--min-rank-start=100000") as server:
+            started.append(server.start_secs)
+            base.append(server.rss_kib() / 1024)
+            alone.append(statistics.median(single_joins(server, 300)))
+            stuck = stuck_peers(server.port, 500)
+            beside.append(statistics.median(single_joins(server, 300, 1000)))
+            close_all(stuck)
+        with floor(1 << 30) as server:
+            peer_alone.append(statistics.median(single_joins(server, 300)))
+    row("single join", alone, peer_alone, "ms", "0.3")
+    row("single join beside 500 stuck peers", beside, peer_alone, "ms", "0.3")
+    row("start to listening", started, None, "s", "0.4")
+    row("memory at the start", base, None, "MiB", "60")
+    row("SIGTERM to gone, peers that read", [stop_secs(reads=True) for _ in rounds], None, "s", "1")
+    row("SIGTERM to gone, peers that don't", [stop_secs(reads=False) for _ in rounds], None, "s", "3")
+
+
+if __name__ == "__main__":
+    main()
