@@ -14,10 +14,10 @@ from typing import Any, Final
 from klein import Klein
 from twisted.internet.interfaces import IConsumer, IReactorTime, ITransport
 from twisted.logger import Logger
+from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.server import Request, Site
-from twisted.web.static import NoRangeStaticProducer
 from twisted.web.template import flattenString
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 
@@ -30,6 +30,7 @@ from flodl_tw.web.gate import BODY_TOO_LARGE, RequestGate, Unfit
 from flodl_tw.web.page import POLICY, page
 from flodl_tw.web.start import StartAttempt, start_refusal
 
+_log = Logger()
 STREAMED: Final = 64 * 1024
 """Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
 
@@ -127,9 +128,11 @@ async def _answer(request: Any, code: int, body: bytes, content_type: bytes = b"
         request.setHeader(name, value)
     if len(body) <= STREAMED or request.method == b"HEAD":
         return body
-    sent = request.notifyFinish()
-    NoRangeStaticProducer(request, io.BytesIO(body)).start()
-    await sent
+    try:
+        await FileSender().beginFileTransfer(io.BytesIO(body), request)
+    except Exception:
+        # The client went away in the middle; FileSender has no narrower word for it.
+        _log.debug("a client left before the end of its answer")
     return None
 
 
@@ -174,8 +177,6 @@ class StatusChannel:
 
 class StatusConnection:
     """One HTTP connection, from its first byte to its answer."""
-
-    log = Logger()
 
     def __init__(self, shared: StatusChannel, peeker: Peeker) -> None:
         self._shared = shared

@@ -1,0 +1,89 @@
+"""The tables of the docs are those of the code."""
+
+from __future__ import annotations
+
+import re
+import unittest
+from dataclasses import asdict
+from pathlib import Path
+
+from flodl_tw.core.refusals import Word
+from flodl_tw.core.window import Phase
+from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
+from flodl_tw.limits import Limits
+from flodl_tw.tap import Options
+from flodl_tw.testing import ClockedController, make_hello
+
+ROOT = Path(__file__).parent.parent
+
+
+def table(document: str, first_heading: str) -> list[list[str]]:
+    """The rows of the table whose first column is headed so, without backquotes."""
+    rows: list[list[str]] | None = None
+    for line in (ROOT / document).read_text().splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] if line.startswith("|") else None
+        if cells is not None and cells[0] == first_heading:
+            rows = []
+        elif rows is not None and cells is None:
+            return rows
+        elif rows is not None and cells is not None and not cells[0].startswith("---"):
+            rows.append(cells)
+    raise AssertionError(f"{document} has no table headed {first_heading!r}")
+
+
+class DocumentedTables(unittest.TestCase):
+    """Each table, whole and in order."""
+
+    maxDiff = None
+
+    def test_the_readme_lists_every_option_as_the_command_does(self) -> None:
+        documented = {}
+        for option, default, text in table("README.md", "option"):
+            documented[option.split(",")[0].removeprefix("--")] = (default or None, text)
+        known = {name: (default or None, text) for name, _, default, text in Options.optParameters}
+        known.update({name: (None, text) for name, _, text in Options.optFlags})
+        for name in dir(Options):
+            if name.startswith("opt_") and hasattr(Options, name) and Options.__dict__.get(name):
+                text = " ".join((getattr(Options, name).__doc__ or "").split())
+                known[name.removeprefix("opt_").replace("_", "-")] = (None, text)
+        self.assertEqual(documented, known)
+
+    def test_the_readme_lists_every_word_of_a_refusal(self) -> None:
+        documented = [tuple(row) for row in table("README.md", "word")]
+        self.assertEqual(documented, [(word.word, word.meaning, "yes" if word.retry else "no") for word in Word])
+
+    def test_tap_lists_every_channel(self) -> None:
+        rows = {row[0]: row[1] for row in table("tap.md", "first bytes")}
+        for magic, channel in (
+            (RENDEZVOUS_MAGIC, "rendezvous"),
+            (DATA_MAGIC, "data"),
+            (CONTROL_MAGIC, "control"),
+            (JOIN_MAGIC, "join"),
+        ):
+            self.assertEqual(rows[magic.hex(" ")], channel)
+        text = (ROOT / "tap.md").read_text()
+        self.assertIn(", ".join(f"`{magic.decode()}`" for magic in HTTP_MAGICS) + " | status", text)
+
+    def test_tap_lists_every_word_for_an_end(self) -> None:
+        documented = {word for row in table("tap.md", "word") for word in row[0].split(", ")}
+        used = set()
+        for source in (ROOT / "flodl_tw").rglob("*.py"):
+            used |= set(re.findall(r'\.(?:drop|dropped|left)\(\s*"([a-z-]+)"', source.read_text()))
+        from flodl_tw.web.gate import PHRASES
+
+        self.assertEqual(documented, used | {f"http-{code}" for code in PHRASES})
+
+    def test_tap_lists_every_phase(self) -> None:
+        self.assertEqual([row[0] for row in table("tap.md", "phase")], [phase.value for phase in Phase])
+
+    def test_tap_lists_the_state_in_its_order(self) -> None:
+        controller = ClockedController()
+        controller.dial().join(make_hello())
+        state = controller.state()
+        self.assertEqual([row[0] for row in table("tap.md", "key")], list(state))
+        member = ", ".join(f"`{key}`" for key in state["members"][0])
+        self.assertIn(f"A member: {member}.", (ROOT / "tap.md").read_text())
+
+    def test_the_limits_page_has_every_deadline(self) -> None:
+        documented = {name: int(seconds) for _, name, seconds in table("docs/limits.md", "deadline")}
+        self.assertEqual(documented, asdict(Limits()))
