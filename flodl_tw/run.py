@@ -217,7 +217,8 @@ class Run:
     def refuse(self, refusal: Refusal, who: str) -> None:
         """An authenticated dial was refused; enough of them fail an open window."""
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
-        if self.is_open:
+        if self.is_open and refusal.word is not Word.WINDOW_CLOSED:
+            # A host that comes too late says nothing about the fleet, and must not fail a window that has its quorum.
             self.refused += 1
             self._happened()
 

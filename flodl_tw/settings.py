@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,13 +29,14 @@ _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
 class Settings:
     """All that a controller is told; ``token`` (16 bytes) is what the operator gave, never what is made."""
 
+    token: bytes | None = field(repr=False)
+
     run: RunSettings
     limits: Limits
     interface: str
     port: int
     port_file: Path | None
     open_admission: bool
-    token: bytes | None
     after_run: AfterRun
     max_pending: int
     max_pending_per_host: int

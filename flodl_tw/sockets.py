@@ -152,8 +152,8 @@ def bound_to_loopback(sock: socket.socket) -> bool:
 def shown_binding(sock: socket.socket) -> str:
     """Where the socket is bound, for the log."""
     host, port = sock.getsockname()[:2]
-    both = " (IPv4 and IPv6)" if host == "::" else ""
-    return show_endpoint(classify(host).shown, port) + both
+    note = {"::": " (IPv4 and IPv6)", "0.0.0.0": " (IPv4 alone)"}.get(host, "")  # noqa: S104
+    return show_endpoint(classify(host).shown, port) + note
 
 
 def raise_descriptor_limit() -> int:

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from flodl_tw import sockets
-from flodl_tw.core.addresses import show_endpoint
+from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.window import Phase, SettingError
 from flodl_tw.core.wire import HTTP_MAGICS, JOIN_MAGIC
 from flodl_tw.limits import SPARE_DESCRIPTORS
@@ -72,6 +72,13 @@ class Options(usage.Options):
         """A name that POST /start may be sent to by; may be given again."""
         self["allowed-host"].append(name)
 
+    def parseOptions(self, options: Any = None) -> None:
+        """Refuse an unknown option in one line, without the usage that Twisted would print before it."""
+        try:
+            super().parseOptions(options)
+        except usage.UsageError as error:
+            raise SystemExit(f"flodl-controller: {error}; --help lists the options") from None
+
 
 class Door(Service):
     """Listens on a socket that is bound already, and closes what came through it."""
@@ -113,7 +120,8 @@ class Announcement(Service):
     def __init__(self, settings: Settings, bound: socket.socket, token_source: str | None, capacity: int) -> None:
         self._settings = settings
         self._where = sockets.shown_binding(bound)
-        self._port = bound.getsockname()[1]
+        host, self._port = bound.getsockname()[:2]
+        self._name = socket.gethostname() if host in ("::", "0.0.0.0") else classify(host).shown  # noqa: S104
         self._loopback = sockets.bound_to_loopback(bound)
         self._token_source = token_source
         self._capacity = capacity
@@ -127,8 +135,7 @@ class Announcement(Service):
             where=self._where,
             capacity=self._capacity,
         )
-        host = "127.0.0.1" if self._loopback else socket.gethostname()
-        endpoint = show_endpoint(host, self._port)
+        endpoint = show_endpoint(self._name, self._port)
         if self._token_source is not None:
             self.log.info(
                 "admission needs the token in {source}; join with: fdl join {endpoint} --bin PROGRAM --token …",

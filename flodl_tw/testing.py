@@ -193,7 +193,7 @@ class FakeDial:
 
     def send(self, data: bytes) -> None:
         """Bytes arrive at the door, unless it has closed the connection."""
-        if not self.transport.lost:
+        if not self.transport.lost and not self.transport.aborted:
             self.transport.protocol.dataReceived(data)
 
     def received(self) -> bytes:
