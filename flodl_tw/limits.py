@@ -8,11 +8,16 @@ up to whole seconds and never below one.  The graces of a close are not scaled.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
 SCALE_VARIABLE: Final = "FLODL_NET_TIMEOUT_SCALE"
 LEAST_SCALE: Final = 0.1
+MAX_DEADLINE: Final = 10 * 366 * 24 * 3600
+"""Seconds that no deadline exceeds, however it is scaled: ten years, which timers and sockets can still hold."""
+# What every peer that reads the variable takes for a number: Python's float() takes more.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 CLOSE_GRACE: Final = 2.0
 """Seconds between asking a connection to close and closing it by force."""
@@ -38,18 +43,15 @@ def parse_scale(text: str | None) -> tuple[float, str | None]:
     """The time scale that the environment asks for, and a warning where it can't be used."""
     if text is None:
         return 1.0, None
-    try:
-        scale = float(text)
-    except ValueError:
-        scale = math.nan
+    scale = float(text) if _NUMBER.fullmatch(text) else math.nan
     if math.isfinite(scale) and scale >= LEAST_SCALE:
         return scale, None
     return 1.0, f"{SCALE_VARIABLE} {text!r}: it must be a number of at least {LEAST_SCALE}; going on with 1.0"
 
 
 def scaled(seconds: float, scale: float) -> int:
-    """A network deadline after scaling: whole seconds, at least one."""
-    return max(1, math.ceil(seconds * scale))
+    """A network deadline after scaling: whole seconds, at least one, at most ``MAX_DEADLINE``."""
+    return max(1, math.ceil(min(seconds * scale, MAX_DEADLINE)))
 
 
 @dataclass(frozen=True, slots=True)

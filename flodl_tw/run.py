@@ -26,6 +26,7 @@ from flodl_tw.core.window import (
     Open,
     Phase,
     Standing,
+    Verdict,
     WindowSettings,
     countdown,
     open_phase,
@@ -198,14 +199,15 @@ class Run:
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
         """A host offers itself; it is a member from here on, or refused."""
         standing = self.standing()
+        due = verdict(self.settings.window, standing) if self.is_open else None
         outcome: Member | Refusal
-        if not self.is_open or not isinstance(verdict(self.settings.window, standing), Open):
-            # The second case: what closes the window has happened, and the turn that takes the verdict isn't over.
-            outcome = self._window_closed()
-        else:
-            outcome = self.ledger.admit(offer, standing.elapsed)
+        outcome = self.ledger.admit(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
         if isinstance(outcome, Refusal):
             self.refuse(outcome, f"host {offer.hello.host!r} at {offer.address}")
+            if isinstance(due, Open):
+                # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
+                self.refused += 1
+                self._happened()
             return outcome
         self.links[outcome] = link
         self._newcomers.append(
@@ -215,12 +217,8 @@ class Run:
         return outcome
 
     def refuse(self, refusal: Refusal, who: str) -> None:
-        """An authenticated dial was refused; enough of them fail an open window."""
+        """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
-        if self.is_open and refusal.word is not Word.WINDOW_CLOSED:
-            # A host that comes too late says nothing about the fleet, and must not fail a window that has its quorum.
-            self.refused += 1
-            self._happened()
 
     def arm(self) -> None:
         """The operator started the run; it stays armed until the run ends."""
@@ -368,8 +366,9 @@ class Run:
             self.failure = self.failure or "not every rank exited with code 0"
             self.log.error("the run has failed: {why}", why=self.failure)
 
-    def _window_closed(self) -> Refusal:
-        phase = Phase.FORMING if self.is_open else self.phase
+    def _window_closed(self, due: Verdict | None) -> Refusal:
+        # What closes the window may have happened in this very turn, whose end takes the verdict.
+        phase = {Formed: Phase.FORMING, Failed: Phase.FAILED}.get(type(due), self.phase)
         return Refusal(
             Word.WINDOW_CLOSED, f"the run is {phase.value}, and its membership is settled: wait for the next run"
         )

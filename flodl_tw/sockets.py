@@ -26,6 +26,8 @@ from flodl_tw.limits import BACKLOG, KEEPALIVE_PROBES, Limits
 
 # Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".
 _LAST_ACK_RECV_OFFSET: Final = 8 + 12 * 4
+_MOST_KEEPALIVE_SECS: Final = 32767
+_MOST_MS: Final = (1 << 31) - 1
 _TCP_INFO_BYTES: Final = _LAST_ACK_RECV_OFFSET + 4
 
 
@@ -42,9 +44,9 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_NODELAY, 1),
-            (socket.TCP_USER_TIMEOUT, limits.write_stall * 1000),
-            (socket.TCP_KEEPIDLE, limits.keepalive_idle),
-            (socket.TCP_KEEPINTVL, limits.keepalive_interval),
+            (socket.TCP_USER_TIMEOUT, _timeout_ms(limits.write_stall)),
+            (socket.TCP_KEEPIDLE, min(limits.keepalive_idle, _MOST_KEEPALIVE_SECS)),
+            (socket.TCP_KEEPINTVL, min(limits.keepalive_interval, _MOST_KEEPALIVE_SECS)),
             (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -59,6 +61,10 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
         sock.close()
         raise _bind_error(interface, port, error) from None
     return sock
+
+
+def _timeout_ms(seconds: int) -> int:
+    return min(seconds * 1000, _MOST_MS)
 
 
 def _socket(family: socket.AddressFamily | None, interface: str) -> socket.socket:
@@ -169,7 +175,7 @@ def tune_link(transport: Any, limits: Limits) -> None:
     """Have Linux notice a control link whose host vanished, within ``limits.link_stall`` seconds."""
     if ISystemHandle.providedBy(transport):
         handle = cast(socket.socket, transport.getHandle())
-        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.link_stall * 1000)
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _timeout_ms(limits.link_stall))
 
 
 class WatchedServer(tcp.Server):

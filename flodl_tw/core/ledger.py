@@ -21,8 +21,6 @@ MAX_LABELS: Final = 256
 MAX_TEXT_BYTES: Final = 255
 """Longest host name, GPU label, libtorch label and run id, in bytes of UTF-8."""
 
-# C0, DEL, C1, and what breaks or reorders a line of text where it is shown.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NVIDIA = re.compile(r"(cu|sm)[0-9]")
 _AMD = re.compile(r"(rocm|gfx)[0-9]")
 
@@ -261,7 +259,7 @@ def _too_long(text: str) -> bool:
 
 
 def _cut(text: str) -> str:
-    return repr(text if len(text) <= 64 else text[:64] + "…")
+    return repr(text[:64] + "…" if _too_long(text) else text)
 
 
 def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
@@ -274,8 +272,9 @@ def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
         return Refusal(
             Word.BAD_HOST, f"the host name {_cut(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
         )
-    if _UNPRINTABLE.search(host):
-        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} has control characters: leave them out")
+    if not host.isprintable():
+        # Control characters, and those that are invisible or turn a line of text around.
+        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} has characters that do not print: leave them out")
     return None
 
 
@@ -284,14 +283,16 @@ def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     hello = offer.hello
     if len(hello.gpus) > MAX_LABELS:
         return Refusal(
-            Word.BAD_LABEL, f"{_cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}"
+            Word.BAD_LABEL,
+            f"{_cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
         )
     for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
         if _too_long(label):
             size = len(label.encode("utf-8"))
             return Refusal(
                 Word.BAD_LABEL,
-                f"{_cut(hello.host)} sent the label {_cut(label)} of {size} bytes, the limit is {MAX_TEXT_BYTES}",
+                f"{_cut(hello.host)} sent the label {_cut(label)} of {size} bytes, "
+                f"the limit is {MAX_TEXT_BYTES}: shorten it",
             )
     return None
 
@@ -311,7 +312,8 @@ def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | No
     if count <= MAX_DEVICES:
         return None
     return Refusal(
-        Word.TOO_MANY_DEVICES, f"{_cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}"
+        Word.TOO_MANY_DEVICES,
+        f"{_cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
     )
 
 
@@ -323,7 +325,7 @@ def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal |
     repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
     return Refusal(
         Word.REPEATED_DEVICE,
-        f"{_cut(offer.hello.host)} offers device {repeated} twice: each rank needs a device of its own",
+        f"{_cut(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
     )
 
 

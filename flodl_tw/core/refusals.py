@@ -19,7 +19,7 @@ class Word(Enum):
     NOT_A_HELLO = ("not-a-hello", False, "a join message other than Hello came first")
     UNSPOKEN_VERSION = ("unspoken-version", False, "a protocol version that the controller does not speak")
     WINDOW_CLOSED = ("window-closed", True, "no join window is open now; a later run may open one")
-    BAD_HOST = ("bad-host", False, "a host name that is blank, too long or has control characters")
+    BAD_HOST = ("bad-host", False, "a host name that is blank, too long or does not print")
     BAD_LABEL = ("bad-label", False, "too many GPU labels, or a label, libtorch or run id that is too long")
     NO_DEVICES = ("no-devices", False, "a host without a device")
     TOO_MANY_DEVICES = ("too-many-devices", False, "more devices than a host may bring")

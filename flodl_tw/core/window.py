@@ -64,7 +64,7 @@ class WindowSettings:
         """Raise SettingError for the first setting that contradicts another."""
         if self.min_rank_start < 1:
             raise SettingError(
-                "--min-rank-start", self.min_rank_start, "the least is 1", "a world without ranks cannot train"
+                "--min-rank-start", self.min_rank_start, "the least is 1", "give the ranks that a world needs"
             )
         if self.target_ranks is not None:
             self._check_target(self.target_ranks)
@@ -160,7 +160,7 @@ def verdict(settings: WindowSettings, now: Standing) -> Verdict:
     if quorum:
         return Failed(
             f"the operator never started it: {now.joined_ranks} ranks were staged, but no start came within the "
-            f"hard cap ({cap_text(settings)}); start it with `fdl start`, or raise --max-join-timeout"
+            f"hard cap ({cap_text(settings)}); start it sooner, or raise --max-join-timeout"
         )
     return Failed(
         f"quorum not met: {now.joined_ranks} of {settings.min_rank_start} ranks joined within the hard cap "

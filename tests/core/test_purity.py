@@ -1,0 +1,52 @@
+"""``flodl_tw.core`` needs no network: importing all of it loads the standard library and itself alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import flodl_tw
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+before = set(sys.modules)
+import flodl_tw.core
+names = sorted(module.name for module in pkgutil.walk_packages(flodl_tw.core.__path__, "flodl_tw.core."))
+for name in names:
+    importlib.import_module(name)
+print(json.dumps([names, sorted(set(sys.modules) - before)]))
+"""
+
+
+class TestPurity(unittest.TestCase):
+    """What a fresh interpreter loads."""
+
+    def setUp(self) -> None:
+        root = str(Path(flodl_tw.__file__).parents[1])
+        result = subprocess.run(
+            [sys.executable, "-c", IMPORT_ALL],
+            env={**os.environ, "PYTHONPATH": root},
+            capture_output=True,
+            timeout=30,
+            check=True,
+        )
+        self.core, self.loaded = json.loads(result.stdout)
+
+    def test_core_loads_no_network(self) -> None:
+        self.assertEqual([name for name in self.loaded if name.startswith(("twisted", "zope", "klein"))], [])
+
+    def test_core_loads_the_standard_library_and_itself_alone(self) -> None:
+        ours = {"flodl_tw", "flodl_tw.core", *self.core}
+        strangers = [name for name in self.loaded if name.partition(".")[0] not in sys.stdlib_module_names]
+        self.assertEqual(set(strangers), ours)
+
+    def test_every_module_of_core_was_imported(self) -> None:
+        folder = Path(flodl_tw.__file__).parent / "core"
+        self.assertEqual(
+            self.core, sorted(f"flodl_tw.core.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__")
+        )
+        self.assertGreaterEqual(len(self.core), 8)

@@ -1,0 +1,64 @@
+"""The closed list of words that a Reject begins with."""
+
+from __future__ import annotations
+
+import unittest
+
+from flodl_tw.core.refusals import Refusal, Word, short_id
+
+WORDS = (
+    "not-a-join",
+    "malformed",
+    "not-a-hello",
+    "unspoken-version",
+    "window-closed",
+    "bad-host",
+    "bad-label",
+    "no-devices",
+    "too-many-devices",
+    "repeated-device",
+    "version-mismatch",
+    "duplicate-host",
+    "dataset-mismatch",
+    "vendor-mismatch",
+    "run-mismatch",
+    "nccl-mismatch",
+    "model-mismatch",
+)
+WORTH_A_RETRY = {"window-closed", "duplicate-host", "run-mismatch"}
+SHORTENED = (
+    ("", ""),
+    ("a", "a"),
+    ("12345678", "12345678"),
+    ("123456789", "12345678…"),
+    ("ü" * 8, "ü" * 8),
+    ("ü" * 9, "ü" * 8 + "…"),
+    (bytes(32).hex(), "00000000…"),
+)
+
+
+class TestWords(unittest.TestCase):
+    """What each word is, and what it is worth."""
+
+    def test_the_list_is_closed(self) -> None:
+        self.assertEqual(tuple(word.word for word in Word), WORDS)
+
+    def test_a_word_is_one_word_for_a_machine(self) -> None:
+        for word in Word:
+            with self.subTest(word.word):
+                self.assertRegex(word.word, r"^[a-z]+(-[a-z]+)*$")
+                self.assertEqual(word.name, word.word.upper().replace("-", "_"))
+
+    def test_each_has_a_meaning_of_its_own(self) -> None:
+        self.assertEqual(len({word.meaning for word in Word if word.meaning}), len(WORDS))
+
+    def test_what_may_end_by_itself_is_worth_a_retry(self) -> None:
+        self.assertEqual({word.word for word in Word if word.retry}, WORTH_A_RETRY)
+
+    def test_a_reason_begins_with_its_word_and_a_colon(self) -> None:
+        self.assertEqual(Refusal(Word.DUPLICATE_HOST, "'a' is in already").reason, "duplicate-host: 'a' is in already")
+
+    def test_a_long_id_is_cut_to_eight_characters(self) -> None:
+        for value, shown in SHORTENED:
+            with self.subTest(value):
+                self.assertEqual(short_id(value), shown)

@@ -1,0 +1,71 @@
+"""The formed world: final ranks, and the envelope of each host."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.messages import Hello
+from flodl_tw.core.world import World
+
+SALT = bytes.fromhex("00112233445566778899aabbccddeeff")
+HOSTS = (("c", b"\0\1"), ("gone", b"\0"), ('a "ü"', b"\7\3\xff"))
+
+
+def world_of_two() -> World:
+    """Two hosts, after one in the middle has left."""
+    ledger = Ledger()
+    for host, devices in HOSTS:
+        ledger.admit(Offer(Hello(host, devices, (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+    gone = ledger.member("gone")
+    assert gone is not None
+    ledger.depart(gone)
+    return World(tuple(ledger.roster()), SALT)
+
+
+class TestWorld(unittest.TestCase):
+    """What every host is told."""
+
+    def seat(self, index: int) -> tuple[World, Member, range]:
+        world = world_of_two()
+        return world, *world.seats[index]
+
+    def test_the_world_counts_its_ranks(self) -> None:
+        self.assertEqual(world_of_two().world_size, 5)
+        self.assertEqual([ranks for _, ranks in world_of_two().seats], [range(2), range(2, 5)])
+
+    def test_an_envelope_is_lower_case_hex_of_this_text(self) -> None:
+        world, member, ranks = self.seat(0)
+        envelope = world.envelope_hex(member, ranks, "10.0.0.100", 29500)
+        self.assertEqual(
+            bytes.fromhex(envelope).decode("utf-8"),
+            '{"controller":{"host":"10.0.0.100","port":29500},"world_size":5,"num_workers":2,'
+            '"worker":{"host":"c","ranks":[0,1],"local_devices":[0,1],"nccl_socket_ifname":"","path":""},'
+            '"salt":"00112233445566778899aabbccddeeff"}',
+        )
+        self.assertRegex(envelope, "^([0-9a-f]{2})+$")
+
+    def test_each_host_has_its_own_ranks_devices_and_way_to_the_controller(self) -> None:
+        world, member, ranks = self.seat(1)
+        envelope = json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "fd00::1", 1)))
+        self.assertEqual(
+            envelope,
+            {
+                "controller": {"host": "fd00::1", "port": 1},
+                "world_size": 5,
+                "num_workers": 2,
+                "worker": {
+                    "host": 'a "ü"',
+                    "ranks": [2, 3, 4],
+                    "local_devices": [7, 3, 255],
+                    "nccl_socket_ifname": "",
+                    "path": "",
+                },
+                "salt": SALT.hex(),
+            },
+        )
+
+    def test_a_name_in_another_script_is_utf_8_in_the_envelope(self) -> None:
+        world, member, ranks = self.seat(1)
+        self.assertIn('"host":"a \\"ü\\""'.encode(), bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))
