@@ -75,7 +75,7 @@ class Controller(Service):
         for timer in (self._turn_end, self._deadline):
             if timer is not None and timer.active():
                 timer.cancel()
-        if self.run.links:
+        if self.run.is_open or (self.run.links and self.run.failure is None):
             self.run.fail("the controller was stopped")
             self.run.settle()
 

@@ -38,6 +38,8 @@ class DeadlineQueue(Generic[Item]):
 
     def start(self, item: Item) -> None:
         """``expired(item)`` is called once the time is over, unless ``stop`` comes first."""
+        # A restart goes to the end, where its new time is.
+        self._due.pop(item, None)
         self._due[item] = self._clock.seconds() + self._seconds
         if self._timer is None:
             self._timer = self._clock.callLater(self._seconds, self._fire)
@@ -93,6 +95,9 @@ class Closer:
 
     def close(self, transport: Closable) -> None:
         """Let what is written leave, then close; by force after ``CLOSE_GRACE`` seconds."""
+        if transport in self._waiting:
+            # Asked already; asking again must not lengthen the grace.
+            return
         self._waiting.start(transport)
         transport.loseConnection()
 

@@ -6,7 +6,7 @@ the run says goes back as frames in the peer's own version.
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import IReactorTime, ITransport
+from twisted.internet.interfaces import ITransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -38,20 +38,19 @@ from flodl_tw.core.wire import (
 )
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue
-from flodl_tw.limits import Limits
-from flodl_tw.mux import Peeker
+from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.run import LinkEnd, Run, ViolationError
 
 
 class JoinChannel:
     """What all join connections share: the controller, and the deadline of a hello."""
 
-    def __init__(self, clock: IReactorTime, limits: Limits, controller: Controller, port: int = 0) -> None:
+    def __init__(self, front: FrontDoor, controller: Controller, port: int) -> None:
         self.controller = controller
-        self.limits = limits
+        self.limits = front.limits
         self.port = port
         """The port that ranks are told to dial: the one that is listened on."""
-        self.hellos: DeadlineQueue[JoinProtocol] = DeadlineQueue(clock, limits.hello, JoinProtocol.hello_expired)
+        self.hellos: DeadlineQueue[JoinProtocol] = front.deadlines(front.limits.hello, JoinProtocol.hello_expired)
 
     def __call__(self, peeker: Peeker) -> JoinProtocol:
         """The route of the join magic."""

@@ -8,14 +8,15 @@ goes, never what it may do there.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
+    IDelayedCall,
     IHalfCloseableProtocol,
     IProtocol,
     IReactorTime,
@@ -141,7 +142,8 @@ class Peeker:
         if self._channel is not None:
             self._channel.readConnectionLost()
         else:
-            self.transport.loseConnection()
+            self.left("before-channel")
+            self.close()
 
     def writeConnectionLost(self) -> None:
         # Nobody here shuts only the sending side, so this comes with the connection's end alone.
@@ -176,7 +178,7 @@ class Peeker:
 class FrontDoor(ServerFactory):
     """Builds a peeker for each connection, and keeps the caps on those that are undecided.
 
-    ``routes`` maps the first four bytes to the builder of a channel's protocol.
+    ``routes`` maps the first four bytes to the builder of a channel's protocol; whoever joins the parts sets it.
     ``capacity`` is how many connections may be open before accepting pauses.
     ``ended`` counts how connections ended that got nowhere, by word.
     """
@@ -188,25 +190,27 @@ class FrontDoor(ServerFactory):
         self,
         clock: IReactorTime,
         limits: Limits,
-        routes: Mapping[bytes, Route],
         *,
         max_pending: int = 4096,
         max_pending_per_host: int = 1024,
         capacity: int = 1 << 20,
     ) -> None:
-        self.routes = routes
+        self.clock = clock
+        self.limits = limits
+        self.routes: Mapping[bytes, Route] = {}
         self.closer = Closer(clock)
         self.undecided = Undecided(clock.seconds, max_pending, max_pending_per_host)
-        self.peeks: DeadlineQueue[Peeker] = DeadlineQueue(clock, limits.peek, self._peek_expired)
+        self._queues: list[DeadlineQueue[Any]] = []
+        self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
         self.ended: Counter[str] = Counter()
         self.port: PausablePort | None = None
-        self.clock = clock
-        self._limits = limits
         self._capacity = capacity
         self._connections: set[Peeker] = set()
         self._paused = False
-        self._warned: set[str] = set()
+        self._warned: OrderedDict[str, None] = OrderedDict()
+        self._closing = False
         self._emptied: Deferred[None] | None = None
+        self._force: IDelayedCall | None = None
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -216,14 +220,20 @@ class FrontDoor(ServerFactory):
         host, port = addr.host, addr.port  # type: ignore[union-attr]
         return Peeker(self, classify(host).shown, port)
 
+    def deadlines(self, seconds: float, expired: Callable[[Any], None]) -> DeadlineQueue[Any]:
+        """A queue of deadlines for a channel, which goes when the door closes."""
+        queue: DeadlineQueue[Any] = DeadlineQueue(self.clock, seconds, expired)
+        self._queues.append(queue)
+        return queue
+
     def arrived(self, peeker: Peeker) -> None:
         """A connection was accepted."""
         self._connections.add(peeker)
-        if not peeker.address.private:
-            self._warn_public(peeker)
-        if self._emptied is not None:
+        if self._closing:
             peeker.transport.abortConnection()
             return
+        if not peeker.address.private:
+            self._warn_public(peeker)
         self.peeks.start(peeker)
         crowded_out = self.undecided.arrived(peeker)
         if crowded_out is not None:
@@ -239,44 +249,51 @@ class FrontDoor(ServerFactory):
         self.closer.closed(peeker.transport)
         if undecided and not peeker.has_channel:
             peeker.left("before-channel")
-        if self._paused and len(self._connections) < self._capacity:
+        if self._closing:
+            if not self._connections:
+                self._all_gone()
+        elif self._paused and len(self._connections) < self._capacity:
             self._resume()
-        if self._emptied is not None and not self._connections:
-            self._emptied.callback(None)
 
     def close_all(self) -> Deferred[None]:
         """Close every connection: the undecided at once, the others after what is written has left.
 
         Fires when all are gone, which is within ``STOP_GRACE`` seconds.
         """
+        self._closing = True
         emptied = self._emptied = Deferred()
         for dial in self.undecided:
             cast(Peeker, dial).transport.abortConnection()
         for peeker in list(self._connections):
             peeker.transport.loseConnection()
+        self._force = self.clock.callLater(STOP_GRACE, self._abort_all)
         if not self._connections:
-            emptied.callback(None)
-        else:
-            force = self.clock.callLater(STOP_GRACE, self._abort_all)
-            emptied.addCallback(lambda _: force.cancel() if force.active() else None)
-        emptied.addCallback(self._silence)
+            self._all_gone()
         return emptied
 
-    def _silence(self, _: None) -> None:
-        self.peeks.clear()
+    def _all_gone(self) -> None:
+        if self._force is not None and self._force.active():
+            self._force.cancel()
+        for queue in self._queues:
+            queue.clear()
         self.closer.clear()
+        emptied, self._emptied = self._emptied, None
+        if emptied is not None:
+            emptied.callback(None)
 
     def _abort_all(self) -> None:
         for peeker in list(self._connections):
             peeker.transport.abortConnection()
 
     def _peek_expired(self, peeker: Peeker) -> None:
-        peeker.drop("peek-deadline", f"no channel within {self._limits.peek} s")
+        peeker.drop("peek-deadline", f"no channel within {self.limits.peek} s")
 
     def _warn_public(self, peeker: Peeker) -> None:
-        if peeker.peer in self._warned or len(self._warned) >= MAX_WARNED_ADDRESSES:
+        if peeker.peer in self._warned:
             return
-        self._warned.add(peeker.peer)
+        self._warned[peeker.peer] = None
+        if len(self._warned) > MAX_WARNED_ADDRESSES:
+            self._warned.popitem(last=False)
         self.log.warn(
             "{peer} is a public address, and what crosses this port is not encrypted: use a private network or sshd",
             peer=peeker.peer,

@@ -21,7 +21,6 @@ from twisted.python import usage
 from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.window import Phase, SettingError
-from flodl_tw.core.wire import HTTP_MAGICS, JOIN_MAGIC
 from flodl_tw.limits import SPARE_DESCRIPTORS
 from flodl_tw.settings import Settings, read_settings
 from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, write_atomically
@@ -172,10 +171,9 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
 
     from twisted.internet import reactor
 
+    from flodl_tw.channels import channels
     from flodl_tw.controller import Controller
-    from flodl_tw.join import JoinChannel
     from flodl_tw.mux import FrontDoor
-    from flodl_tw.web.status import Status, StatusChannel
 
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     clock: Any = reactor
@@ -194,16 +192,11 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
     front = FrontDoor(
         clock,
         settings.limits,
-        {},
         max_pending=settings.max_pending,
         max_pending_per_host=settings.max_pending_per_host,
         capacity=capacity,
     )
-    status = StatusChannel(clock, settings.limits, Status(controller, front.ended, settings.allowed_hosts))
-    front.routes = {
-        JOIN_MAGIC: JoinChannel(clock, settings.limits, controller, port),
-        **dict.fromkeys(HTTP_MAGICS, status),
-    }
+    front.routes = channels(front, controller, port, settings.allowed_hosts)
     services = MultiService()
     # Stopped in reverse: the controller says goodbye on its links before the door closes them.
     for part in (Announcement(settings, bound, source, capacity), Door(clock, bound, front, settings), controller):

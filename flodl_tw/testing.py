@@ -21,8 +21,7 @@ from twisted.python.failure import Failure
 
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.messages import Accept, Hello, JoinMessage, RankExited, WorldFormed, decode_join, encode_join
-from flodl_tw.core.wire import HTTP_MAGICS, JOIN_MAGIC, MAX_HELLO_BYTES, ZERO_KEY, FrameReader
-from flodl_tw.join import JoinChannel
+from flodl_tw.core.wire import JOIN_MAGIC, ZERO_KEY, FrameReader
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
 from flodl_tw.run import RunSettings
@@ -244,7 +243,7 @@ class ClockedController:
         allowed_hosts: tuple[str, ...] = (),
         **door: Any,
     ) -> None:
-        from flodl_tw.web.status import Status, StatusChannel
+        from flodl_tw.channels import channels
 
         self.clock = Clock()
         self.finished: list[str] = []
@@ -255,13 +254,8 @@ class ClockedController:
             after_run=after_run,
             finished=lambda phase: self.finished.append(phase.value),
         )
-        limits = limits or Limits()
-        self.front = FrontDoor(self.clock, limits, {}, **door)
-        self.status = StatusChannel(self.clock, limits, Status(self.controller, self.front.ended, allowed_hosts))
-        self.front.routes = {
-            JOIN_MAGIC: JoinChannel(self.clock, limits, self.controller, PORT),
-            **dict.fromkeys(HTTP_MAGICS, self.status),
-        }
+        self.front = FrontDoor(self.clock, limits or Limits(), **door)
+        self.front.routes = channels(self.front, self.controller, PORT, allowed_hosts)
         self.controller.startService()
 
     def dial(self, host: str = "10.0.0.1", **options: Any) -> FakeDial:
@@ -284,14 +278,3 @@ class ClockedController:
         dial.send(request)
         self.turn()
         return dial.received()
-
-
-__all__ = [
-    "MAX_HELLO_BYTES",
-    "ClockedController",
-    "FakeDial",
-    "FakeTransport",
-    "HostTalk",
-    "SimulatedHost",
-    "make_hello",
-]

@@ -29,8 +29,8 @@ class Unfit:
     code: int
     error: str
 
-    def response(self) -> bytes:
-        """The whole answer, for a connection that closes after it."""
+    def response(self, *, head_only: bool = False) -> bytes:
+        """The whole answer, for a connection that closes after it; HEAD gets no body."""
         body = compact({"error": self.error}).encode()
         head = (
             f"HTTP/1.1 {self.code} {PHRASES[self.code]}\r\n"
@@ -40,7 +40,7 @@ class Unfit:
             "Connection: close\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        return head.encode("ascii") + body
+        return head.encode("ascii") + (b"" if head_only else body)
 
 
 BODY_TOO_LARGE: Final = Unfit(413, f"the request's body is over the limit of {MAX_BODY} bytes")
@@ -49,27 +49,31 @@ BODY_TOO_LARGE: Final = Unfit(413, f"the request's body is over the limit of {MA
 class RequestGate:
     """Holds a request's head back until it is whole and fit to be parsed."""
 
-    __slots__ = ("_head", "body_seen", "open")
+    __slots__ = ("_head", "open")
 
     def __init__(self) -> None:
         self._head = b""
         self.open = False
         """Whether the head has passed; from then on bytes go through."""
-        self.body_seen = 0
-        """Bytes after the head, so far."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the request that was refused is a HEAD."""
+        return self._head.startswith(b"HEAD ")
 
     def feed(self, data: bytes) -> bytes | Unfit:
         """Bytes to pass on (none while the head is not whole), or why the request is unfit."""
         if self.open:
-            self.body_seen += len(data)
             return data
         self._head += data
-        line_end = self._head.find(b"\n")
-        start_line = len(self._head) if line_end < 0 else line_end
-        if start_line > MAX_START_LINE:
+        start_line, line_end, _ = self._head.partition(b"\n")
+        if line_end and not start_line.endswith(b"\r"):
+            return Unfit(400, "the lines of a request end in CR LF")
+        if len(start_line.removesuffix(b"\r")) > MAX_START_LINE:
             return Unfit(414, f"the request line is over the limit of {MAX_START_LINE} bytes")
-        end = _end_of_head(self._head)
-        if end > MAX_HEAD or (not end and len(self._head) > MAX_HEAD):
+        blank = self._head.find(b"\r\n\r\n")
+        end = blank + 4 if blank >= 0 else 0
+        if max(end, 0 if end else len(self._head)) > MAX_HEAD:
             return Unfit(431, f"the request's head is over the limit of {MAX_HEAD} bytes")
         if not end:
             return b""
@@ -78,14 +82,7 @@ class RequestGate:
             return unfit
         passed, self._head = self._head, b""
         self.open = True
-        self.body_seen = len(passed) - end
         return passed
-
-
-def _end_of_head(data: bytes) -> int:
-    """Where the head ends, or 0 while it goes on."""
-    found = data.find(b"\r\n\r\n")
-    return found + 4 if found >= 0 else 0
 
 
 def check_head(head: bytes) -> Unfit | None:

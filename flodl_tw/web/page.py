@@ -41,6 +41,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
+def printable(text: str) -> str:
+    """Text from a peer as a page may hold it: what does not print is escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def _row(cells: list[str], cell: Tag) -> Tag:
     return tags.tr([cell.clone()(text) for text in cells])
 
@@ -58,8 +63,8 @@ def _members(run: Run) -> Tag:
                     rank_span(ranks),
                     ", ".join(map(str, hello.local_devices)),
                     member.offer.address,
-                    ", ".join(hello.gpus),
-                    hello.libtorch,
+                    printable(", ".join(hello.gpus)),
+                    printable(hello.libtorch),
                     f"{int(member.joined_at)} s",
                     "open" if member in run.links else "closed",
                 ],

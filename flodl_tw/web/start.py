@@ -50,10 +50,12 @@ def foreign_origin(origin: str, host: str | None) -> bool:
     """Whether a page from somewhere else made the request; an origin of ``null`` is one."""
     try:
         parts = urlsplit(origin)
-        page = (parts.hostname or "", str(parts.port or {"https": 443}.get(parts.scheme, 80)))
+        port = parts.port or {"https": 443}.get(parts.scheme, 80)
     except ValueError:
         return True
-    return host is None or page != split_host(host)
+    if not parts.hostname or host is None:
+        return True
+    return (parts.hostname.removesuffix("."), str(port)) != split_host(host)
 
 
 def web_page_reason(attempt: StartAttempt, token_is_valid: bool, own_names: frozenset[str]) -> str | None:

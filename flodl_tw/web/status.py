@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, cast
 
 from klein import Klein
-from twisted.internet.interfaces import IConsumer, IReactorTime, ITransport
+from twisted.internet.interfaces import IConsumer, ITransport
 from twisted.logger import Logger
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
@@ -24,8 +25,8 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.views import compact
-from flodl_tw.limits import MAX_BODY, Limits
-from flodl_tw.mux import Peeker
+from flodl_tw.limits import MAX_BODY
+from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.web.gate import BODY_TOO_LARGE, RequestGate, Unfit
 from flodl_tw.web.page import POLICY, page
 from flodl_tw.web.start import StartAttempt, start_refusal
@@ -94,6 +95,9 @@ class Status:
         request.setHeader(b"allow", allowed.encode())
         return _answer(request, 405, _error(f"this path answers {allowed}"))
 
+    # "//state.json" is another path than "/state.json".
+    app.url_map.merge_slashes = False
+
 
 def _error(text: str) -> bytes:
     return compact({"error": text}).encode()
@@ -133,18 +137,24 @@ async def _answer(request: Any, code: int, body: bytes, content_type: bytes = b"
     except Exception:
         # The client went away in the middle; FileSender has no narrower word for it.
         _log.debug("a client left before the end of its answer")
+        request.unregisterProducer()
     return None
 
 
 class StatusRequest(Request):
-    """A request that tells its connection when it is whole, and closes it when it is answered."""
+    """A request that tells its connection what has come of it, and closes it when it is answered."""
 
     def __init__(self, connection: StatusConnection, channel: Any) -> None:
         super().__init__(channel)
         self._connection = connection
 
+    def handleContentChunk(self, data: bytes) -> None:
+        if self._connection.takes_body(len(data)):
+            super().handleContentChunk(data)
+
     def process(self) -> None:
-        self._connection.whole()
+        if not self._connection.whole():
+            return
         self.setHeader(b"connection", b"close")
         self.channel.persistent = False
         super().process()
@@ -164,26 +174,34 @@ class StatusSite(Site):
 class StatusChannel:
     """What all status connections share; the route of the HTTP magics."""
 
-    def __init__(self, clock: IReactorTime, limits: Limits, status: Status) -> None:
-        self.clock = clock
-        self.limits = limits
+    def __init__(self, front: FrontDoor, status: Status) -> None:
+        self.clock = front.clock
+        self.limits = front.limits
         # The deadline is ours and in all, so the channel's own idle timeout is off.
-        self.site = StatusSite(status.app.resource(), timeout=None, reactor=clock, parsePOSTFormSubmission=False)
+        self.site = StatusSite(status.app.resource(), timeout=None, reactor=self.clock, parsePOSTFormSubmission=False)
 
     def __call__(self, peeker: Peeker) -> StatusConnection:
         """The route of each HTTP magic."""
         return StatusConnection(self, peeker)
 
 
+class Stage(Enum):
+    """How far a status connection is."""
+
+    READING = "reading"
+    ANSWERING = "answering"
+    REFUSED = "refused"
+
+
 class StatusConnection:
-    """One HTTP connection, from its first byte to its answer."""
+    """One HTTP connection, from its first byte to its answer.  What follows its one request is not read."""
 
     def __init__(self, shared: StatusChannel, peeker: Peeker) -> None:
         self._shared = shared
         self._peeker = peeker
         self._gate = RequestGate()
-        self._whole = False
-        self._refused = False
+        self._stage = Stage.READING
+        self._body_bytes = 0
         elapsed = shared.clock.seconds() - peeker.first_byte_at
         self._deadline = shared.clock.callLater(max(0.0, shared.limits.request - elapsed), self._expired)
         channel = shared.site.buildProtocol(None)
@@ -194,44 +212,63 @@ class StatusConnection:
         self._http.makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._whole or self._refused:
-            # One request a connection: what follows it is not read.
+        if self._stage is not Stage.READING:
             return
         passed = self._gate.feed(data)
         if isinstance(passed, Unfit):
             self._refuse(passed)
-            return
-        if passed:
+        elif passed:
             self._http.dataReceived(passed)
-        if not self._whole and self._gate.body_seen > MAX_BODY:
-            self._refuse(BODY_TOO_LARGE)
+            closing = cast(Any, self._peeker.transport).disconnecting
+            if closing and self._stage is Stage.READING:
+                # The parser has answered 400 by itself.
+                self._leave_reading(Stage.REFUSED)
+                self._peeker.dropped("http-400", "its HTTP request does not parse")
+                self._peeker.close()
 
     def readConnectionLost(self) -> None:
         """The client has shut its side: it still gets the answer to a whole request."""
-        if not self._whole:
-            self._peeker.left("cut-off-request")
+        if self._stage is Stage.READING:
+            self._cut_off()
             self._peeker.close()
 
     def connectionLost(self, reason: Failure) -> None:
-        if self._deadline.active():
-            self._deadline.cancel()
+        if self._stage is Stage.READING:
+            self._cut_off()
         self._http.connectionLost(reason)
 
-    def whole(self) -> None:
-        """The request has arrived, its body included."""
-        self._whole = True
+    def takes_body(self, count: int) -> bool:
+        """Whether ``count`` more bytes of the body are within the limit; the request is refused if not."""
+        self._body_bytes += count
+        if self._stage is Stage.READING and self._body_bytes > MAX_BODY:
+            self._refuse(BODY_TOO_LARGE)
+        return self._stage is Stage.READING
+
+    def whole(self) -> bool:
+        """The request has arrived, its body included; gives whether it is to be answered."""
+        if self._stage is not Stage.READING:
+            return False
+        self._leave_reading(Stage.ANSWERING)
+        self._peeker.decided()
+        return True
+
+    def _leave_reading(self, stage: Stage) -> None:
+        self._stage = stage
         if self._deadline.active():
             self._deadline.cancel()
-        self._peeker.decided()
+
+    def _cut_off(self) -> None:
+        self._leave_reading(Stage.REFUSED)
+        self._peeker.left("cut-off-request")
 
     def _refuse(self, unfit: Unfit) -> None:
-        self._refused = True
+        self._leave_reading(Stage.REFUSED)
         self._peeker.dropped(f"http-{unfit.code}", unfit.error)
-        self._peeker.transport.write(unfit.response())
+        self._peeker.transport.write(unfit.response(head_only=self._gate.is_head))
         # The channel registered itself as a producer; a paused one would keep the connection open.
         IConsumer(self._peeker.transport).unregisterProducer()
         self._peeker.close()
 
     def _expired(self) -> None:
-        self._refused = True
+        self._leave_reading(Stage.REFUSED)
         self._peeker.drop("request-deadline", f"no whole HTTP request within {self._shared.limits.request} s")

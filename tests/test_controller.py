@@ -1,0 +1,362 @@
+"""The controller: the operator's start, what follows a run, and the end of the process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flodl_tw.controller import AfterRun
+from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
+from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
+from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
+
+START = b"POST /start HTTP/1.1\r\nHost: localhost:29500\r\n\r\n"
+
+
+def kinds(dial: FakeDial) -> list[str]:
+    """The kinds of message that came to a dial since the last look."""
+    return [type(message).__name__ for message in dial.messages()]
+
+
+class OperatorStartTests(PumpedTestCase):
+    """Arming, in modes that hear the operator."""
+
+    def test_a_start_with_a_quorum_forms_the_world_in_that_turn(self) -> None:
+        for mode in (MANUAL, HYBRID):
+            door = ClockedController(window(start_mode=mode))
+            (dial,) = fill(door, 1)
+            door.turn()
+            self.assertEqual(door.state()["phase"], "staging")
+            self.assertTrue(door.http(START).startswith(b"HTTP/1.1 200 "))
+            self.assertEqual(kinds(dial), ["WorldFormed"])
+            state = door.state()
+            self.assertEqual((state["phase"], state["start_armed"]), ("training", True))
+
+    def test_an_armed_start_outlives_a_quorum_that_is_lost_in_its_turn(self) -> None:
+        door = ClockedController(window(min_rank_start=2, start_mode=MANUAL))
+        dials = fill(door, 2)
+        door.turn()
+        door.controller.run.arm()
+        dials[0].reset()
+        door.turn()
+        state = door.state()
+        self.assertEqual((state["phase"], state["start_armed"], state["joined_ranks"]), ("waiting", True, 1))
+        door.clock.advance(100)
+        self.assertEqual(door.state()["phase"], "waiting")
+        door.dial().join(host="again")
+        door.turn()
+        state = door.state()
+        self.assertEqual((state["phase"], state["start_armed"]), ("training", True))
+
+    def test_armed_without_a_quorum_until_the_cap_fails_and_stays_armed(self) -> None:
+        door = ClockedController(window(min_rank_start=2, start_mode=MANUAL))
+        dials = fill(door, 2)
+        door.controller.run.arm()
+        dials[0].reset()
+        door.clock.advance(600)
+        state = door.state()
+        self.assertEqual((state["phase"], state["start_armed"]), ("failed", True))
+
+    def test_arming_after_the_verdict_changes_nothing(self) -> None:
+        door = ClockedController(window(target_ranks=1, start_mode=HYBRID))
+        fill(door, 1)
+        door.turn()
+        door.controller.run.arm()
+        self.assertFalse(door.state()["start_armed"])
+
+    def test_who_dials_in_the_turn_of_the_start_finds_the_window_closed(self) -> None:
+        door = ClockedController(window(start_mode=MANUAL))
+        fill(door, 1)
+        door.turn()
+        door.controller.run.arm()
+        self.assertTrue(door.dial().join(host="late").reason.startswith("window-closed: "))
+
+
+class AfterRunTests(PumpedTestCase):
+    """exit, hold and rearm."""
+
+    def play(self, door: ClockedController, *, code: int = 0, host: str = "a", token: bytes | None = None) -> FakeDial:
+        dial = door.dial(token=token)
+        self.assertIsInstance(dial.join(host=host), Accept)
+        door.turn()
+        self.assertEqual(kinds(dial), ["WorldFormed"])
+        dial.send(dial.talk.exited(0, code))
+        dial.hang_up()
+        door.turn()
+        return dial
+
+    def test_exit_tells_the_outcome_once(self) -> None:
+        for code, outcome in ((0, "done"), (3, "failed")):
+            door = ClockedController(window(target_ranks=1), after_run=AfterRun.EXIT)
+            self.play(door, code=code)
+            door.clock.advance(10_000)
+            door.http(START)
+            self.assertEqual(door.finished, [outcome])
+
+    def test_exit_waits_for_the_last_link(self) -> None:
+        door = ClockedController(window(target_ranks=2), after_run=AfterRun.EXIT)
+        slow = door.dial(reads=False)
+        slow.join(host="slow")
+        other = door.dial()
+        other.join(host="other")
+        door.turn()
+        other.reset()
+        door.turn()
+        self.assertEqual((door.state()["phase"], door.finished), ("failed", []))
+        door.clock.advance(2)
+        door.turn()
+        self.assertEqual(door.finished, ["failed"])
+
+    def test_a_window_that_fails_with_nobody_in_it_ends_the_process_too(self) -> None:
+        door = ClockedController(window(), after_run=AfterRun.EXIT)
+        door.clock.advance(600)
+        self.assertEqual(door.finished, ["failed"])
+        self.assert_idle(door)
+
+    def test_hold_keeps_serving_the_last_state(self) -> None:
+        for code, outcome in ((0, "done"), (3, "failed")):
+            door = ClockedController(window(target_ranks=1), after_run=AfterRun.HOLD)
+            self.play(door, code=code)
+            state = door.state()
+            door.clock.advance(10_000)
+            self.assertEqual(door.state(), state)
+            self.assertEqual((state["phase"], state["joined_hosts"], door.finished), (outcome, 1, []))
+            self.assertTrue(door.dial().join(host="late").reason.startswith("window-closed: "))
+
+    def test_rearm_opens_the_next_window_in_the_turn_of_the_last_links_end(self) -> None:
+        door = ClockedController(window(min_rank_start=2, start_mode=MANUAL), after_run=AfterRun.REARM)
+        dials = fill(door, 2)
+        door.dial().join(host=" ")
+        door.clock.advance(50)
+        door.http(START)
+        self.assertEqual((door.state()["phase"], door.controller.run.refused), ("training", 1))
+        for rank, dial in enumerate(dials):
+            dial.messages()
+            dial.send(dial.talk.exited(rank))
+        dials[0].hang_up()
+        door.turn()
+        self.assertEqual(door.state()["phase"], "training")
+        dials[1].half_close()
+        door.clock.advance(0)
+        self.assertEqual(
+            door.state(),
+            {
+                "phase": "waiting",
+                "joined_ranks": 0,
+                "joined_hosts": 0,
+                "min_rank_start": 2,
+                "target_ranks": None,
+                "window_remaining_secs": 300,
+                "cap_remaining_secs": 600,
+                "start_mode": "manual",
+                "start_armed": False,
+                "members": [],
+            },
+        )
+        self.assertEqual(door.controller.run.refused, 0)
+        self.assertEqual(door.finished, [])
+
+    def test_the_next_run_has_deadlines_of_its_own(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        self.play(door)
+        door.clock.advance(200)
+        self.play(door)
+        door.clock.advance(599.999)
+        self.assertEqual(door.state()["phase"], "waiting")
+        self.assertEqual(door.state()["cap_remaining_secs"], 0)
+        door.clock.advance(0.001)
+        # It failed, and the one after it is open.
+        self.assertEqual(door.state()["cap_remaining_secs"], 600)
+        self.line("the run has failed", "quorum not met: 0 of 1")
+
+    def test_each_run_has_a_fresh_salt_under_open_admission_and_the_token_otherwise(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        salts = [self.play(door).talk.salt for _ in range(3)]
+        self.assertEqual(len({*salts, door.controller.run.session_salt}), 4)
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM, token=TOKEN)
+        worlds = []
+        for _ in range(3):
+            dial = self.play(door, token=TOKEN)
+            self.assertEqual(door.controller.run.session_salt, TOKEN)
+            worlds.append(dial.talk.envelope["salt"])
+        self.assertEqual(len({*worlds, TOKEN.hex()}), 4)
+
+    def test_nothing_of_the_last_run_reaches_the_next(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM, token=TOKEN)
+        old = door.dial(token=TOKEN, reads=False)
+        old.join(host="a")
+        door.turn()
+        old.messages()
+        old.send(old.talk.exited(0))
+        old.half_close()  # its connection lives on, and its run is over
+        door.turn()
+        self.assertEqual(door.state()["phase"], "waiting")
+        new = door.dial("10.0.0.2", token=TOKEN)
+        self.assertIsInstance(new.join(host="a"), Accept)
+        door.turn()
+        self.assertEqual(kinds(new), ["WorldFormed"])
+        run = door.controller.run
+        before = door.state()
+        self.forget()
+        for late in (old.talk.exited(0, 9), old.talk.hello(make_hello("a"))[4:], b"rubbish"):
+            old.send(late)
+        old.reset()
+        door.turn()
+        self.assertIs(door.controller.run, run)
+        self.assertEqual(door.state(), before)
+        self.assertEqual((before["phase"], new.messages(), new.closed), ("training", [], False))
+        self.assertEqual(self.lines(), [])
+
+    def test_a_late_frame_under_the_token_cannot_be_taken_for_a_new_hosts(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM, token=TOKEN)
+        self.play(door, token=TOKEN)
+        late = door.dial(token=TOKEN)
+        late.send(HostTalk(token=TOKEN).hello(make_hello())[:4] + encode_join(TOKEN, 4, RankExited(0, 9)))
+        (answer,) = late.messages()
+        self.assertTrue(answer.reason.startswith("not-a-hello: "), answer)
+
+    def test_a_dial_from_before_the_rearm_joins_the_run_of_its_hello(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        early = door.dial("10.0.0.9")
+        whole = early.talk.hello(make_hello("early"))
+        early.send(whole[:20])
+        self.play(door)
+        early.send(whole[20:])
+        self.assertEqual(early.messages()[0].ranks, (0,))
+        self.assertEqual(early.talk.salt, door.controller.run.session_salt)
+        door.turn()
+        self.assertEqual(kinds(early), ["WorldFormed"])
+
+    def test_a_hello_between_the_abort_and_the_end_is_for_no_run(self) -> None:
+        door = ClockedController(window(target_ranks=2), after_run=AfterRun.REARM)
+        slow, other = door.dial(reads=False), door.dial()
+        slow.join(host="slow")
+        other.join(host="other")
+        door.turn()
+        other.reset()
+        door.turn()
+        answer = door.dial().join(host="other")
+        self.assertTrue(answer.reason.startswith("window-closed: "), answer)
+        self.assertIn("failed", answer.reason)
+        door.clock.advance(2)
+        door.turn()
+        self.assertIsInstance(door.dial().join(host="other"), Accept)
+
+    def test_rearm_goes_on_for_many_runs_with_one_timer(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        for _ in range(20):
+            self.play(door)
+        self.assertEqual(len(door.front), 0)
+        door.clock.advance(20)
+        self.assertEqual(len(door.clock.getDelayedCalls()), 1)
+
+
+class ClockTests(PumpedTestCase):
+    """Time is the clock's alone."""
+
+    def test_a_step_of_the_wall_clock_moves_nothing(self) -> None:
+        for step in (-86_400.0, 86_400.0):
+            door = ClockedController(window(min_rank_start=2))
+            fill(door, 1)
+            door.clock.advance(100)
+            before = door.state()
+            wall = time.time()
+            self.patch(time, "time", lambda moment=wall + step: moment)
+            door.turn()
+            self.assertEqual(door.state(), before)
+            self.assertEqual(before["window_remaining_secs"], 200)
+            door.clock.advance(499.5)
+            self.assertEqual(door.state()["phase"], "waiting")
+            door.clock.advance(0.5)
+            self.assertEqual(door.state()["phase"], "failed")
+
+    def test_an_idle_window_wakes_nobody_but_at_its_two_deadlines(self) -> None:
+        door = ClockedController(window())
+        moments: list[float] = []
+        settle = door.controller.run.settle
+
+        def watched() -> None:
+            moments.append(door.clock.seconds())
+            settle()
+
+        self.patch(door.controller.run, "settle", watched)
+        for _ in range(1400):
+            door.clock.advance(0.5)
+        self.assertEqual(moments, [300, 600])
+
+
+class StopTests(PumpedTestCase):
+    """SIGTERM, as far as the controller sees it."""
+
+    def stop(self, door: ClockedController) -> None:
+        door.controller.stopService()
+        door.turn()
+
+    def test_every_joined_host_gets_an_abort(self) -> None:
+        for settings in (window(min_rank_start=9), window(target_ranks=2)):
+            door = ClockedController(settings)
+            dials = fill(door, 2)
+            door.turn()
+            for dial in dials:
+                dial.messages()
+            self.stop(door)
+            for dial in dials:
+                (abort,) = dial.messages()
+                self.assertIsInstance(abort, Abort)
+                self.assertIn("stopped", abort.reason)
+                self.assertTrue(dial.closed)
+
+    def test_a_stop_in_the_turn_of_a_verdict_sends_no_world(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        dials = fill(door, 2)
+        self.stop(door)
+        self.assertEqual([kinds(dial) for dial in dials], [["Abort"], ["Abort"]])
+
+    def test_a_stop_while_an_abort_leaves_adds_no_second_one(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        slow, other = door.dial(reads=False), door.dial()
+        slow.join(host="slow")
+        other.join(host="other")
+        door.turn()
+        slow.messages()
+        other.reset()
+        door.turn()
+        self.assertEqual(kinds(slow), ["Abort"])
+        self.forget()
+        self.stop(door)
+        self.assertEqual(kinds(slow), [])
+        self.assertEqual([line for line in self.lines() if "the run has failed" in line], [])
+
+    def test_a_stop_without_members_leaves_no_call_behind(self) -> None:
+        for hosts in (0, 2):
+            door = ClockedController(window(min_rank_start=9))
+            fill(door, hosts)
+            self.stop(door)
+            door.front.close_all()
+            door.turn()
+            self.assert_idle(door)
+
+    def test_a_stopped_controller_opens_no_further_run(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        (dial,) = fill(door, 1)
+        door.turn()
+        run = door.controller.run
+        self.stop(door)
+        self.assertTrue(dial.closed)
+        door.clock.advance(1000)
+        self.assertIs(door.controller.run, run)
+        self.assertEqual(door.state()["phase"], "failed")
+
+    def test_a_run_that_is_over_is_left_as_it_is(self) -> None:
+        states: list[dict[str, Any]] = []
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.HOLD)
+        (dial,) = fill(door, 1)
+        door.turn()
+        dial.send(dial.talk.exited(0))
+        dial.hang_up()
+        door.turn()
+        states.append(door.state())
+        self.stop(door)
+        states.append(door.state())
+        self.assertEqual(states[0]["phase"], "done")
+        self.assertEqual(states[0], states[1])

@@ -1,0 +1,471 @@
+"""The status channel: the state and the page, over one connection a request, whoever asks and however."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.logger import LogLevel
+
+from flodl_tw.limits import Limits
+from flodl_tw.mux import FrontDoor
+from flodl_tw.testing import ClockedController, make_hello
+from flodl_tw.web.status import Status, StatusChannel
+from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
+from tests.waiting import ReactorTestCase, waits
+
+STATE = b"GET /state.json HTTP/1.1\r\nHost: ctl:29500\r\n\r\n"
+PAGE = b"GET / HTTP/1.1\r\nHost: ctl:29500\r\nAccept: text/html,*/*\r\n\r\n"
+KEYS = [
+    "phase",
+    "joined_ranks",
+    "joined_hosts",
+    "min_rank_start",
+    "target_ranks",
+    "window_remaining_secs",
+    "cap_remaining_secs",
+    "start_mode",
+    "start_armed",
+    "members",
+]
+MEMBER_KEYS = ["host", "ranks", "local_devices", "gpus", "libtorch", "joined_at_secs"]
+NOT_FOUND = b'{"error":"not found","endpoints":["GET /state.json","POST /start"]}'
+
+
+def ask(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
+    """A request with a Host and these headers."""
+    return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: ctl:29500", *headers, "", ""]).encode("latin-1")
+
+
+class Answer:
+    """An HTTP answer, taken apart; whatever is after its length stays in ``rest``."""
+
+    def __init__(self, data: bytes, bodiless: bool = False) -> None:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        self.code = int(status.split(" ")[1])
+        pairs = [line.partition(": ") for line in lines]
+        self.headers = {name.lower(): value for name, _, value in pairs}
+        self.repeated = len(pairs) != len(self.headers)
+        self.length = int(self.headers.get("content-length", -1))
+        size = 0 if bodiless else self.length
+        self.body, self.rest = rest[:size], rest[size:]
+
+
+class StatusTestCase(PumpedTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.door = ClockedController(window(start_mode=MANUAL, min_rank_start=2))
+        self.forget()
+
+    def request(self, data: bytes, *, bodiless: bool = False, door: ClockedController | None = None) -> Answer:
+        """The answer; checks that nothing failed, that the connection is closed and that one answer came."""
+        door = door or self.door
+        dial = door.dial("127.0.0.1")
+        dial.send(data)
+        door.turn()
+        shown = data[:100]
+        answer = Answer(dial.received(), bodiless)
+        self.assertTrue(dial.closed, shown)
+        self.assertEqual(answer.rest, b"", shown)
+        self.assertEqual(self.flushLoggedErrors(), [], shown)
+        return answer
+
+
+class StateTests(StatusTestCase):
+    def test_the_state_before_anybody_joined(self) -> None:
+        answer = self.request(STATE)
+        self.assertEqual(answer.code, 200)
+        self.assertEqual(
+            answer.body,
+            b'{"phase":"waiting","joined_ranks":0,"joined_hosts":0,"min_rank_start":2,"target_ranks":null,'
+            b'"window_remaining_secs":300,"cap_remaining_secs":600,"start_mode":"manual","start_armed":false,'
+            b'"members":[]}',
+        )
+
+    def test_a_member_as_the_reference_shows_it(self) -> None:
+        self.door.clock.advance(1.9)
+        self.door.dial().join(make_hello('b "quoted" ü', local_devices=b"\7", gpus=("<b>",), libtorch=""))
+        self.door.clock.advance(0.2)
+        state = self.request(STATE).body
+        self.assertEqual(list(json.loads(state)), KEYS)
+        self.assertEqual(list(json.loads(state)["members"][0]), MEMBER_KEYS)
+        self.assertTrue(
+            state.endswith(
+                ',"window_remaining_secs":297,"cap_remaining_secs":597,"start_mode":"manual","start_armed":false,'
+                '"members":[{"host":"b \\"quoted\\" ü","ranks":[0],"local_devices":[7],"gpus":["<b>"],'
+                '"libtorch":"","joined_at_secs":1}]}'.encode()
+            ),
+            state,
+        )
+
+    def test_countdowns_are_true_when_asked(self) -> None:
+        for elapsed, left in ((0, (300, 600)), (0.1, (299, 599)), (300.5, (None, 299)), (599.5, (None, 0))):
+            door = ClockedController(window(min_rank_start=2))
+            door.clock.advance(elapsed)
+            state = json.loads(self.request(STATE, door=door).body)
+            self.assertEqual((state["window_remaining_secs"], state["cap_remaining_secs"]), left, elapsed)
+
+    def test_the_headers_are_those_of_the_contract(self) -> None:
+        for data in (STATE, ask("GET", "/"), ask("GET", "/nope"), ask("POST", "/start"), ask("PUT", "/start")):
+            answer = self.request(data)
+            self.assertFalse(answer.repeated, data)
+            self.assertEqual(answer.length, len(answer.body), data)
+            self.assertGreater(answer.length, 0)
+            self.assertNotIn("transfer-encoding", answer.headers)
+            for name, value in (
+                ("content-type", "application/json"),
+                ("cache-control", "no-cache"),
+                ("access-control-allow-origin", "*"),
+                ("connection", "close"),
+            ):
+                self.assertEqual(answer.headers.get(name), value, (data, name))
+
+    def test_the_root_is_the_state_unless_html_is_asked_for(self) -> None:
+        state = self.request(STATE).body
+        for headers in ((), ("Accept: */*",), ("Accept: application/json",)):
+            self.assertEqual(self.request(ask("GET", "/", *headers)).body, state)
+        self.assertTrue(self.request(PAGE).body.startswith(b"<!DOCTYPE html>"))
+
+    def test_a_query_changes_nothing(self) -> None:
+        self.assertEqual(self.request(ask("GET", "/state.json?x=1&y")).body, self.request(STATE).body)
+
+    def test_http_1_0_without_a_host_is_fine(self) -> None:
+        for path in (b"/", b"/state.json"):
+            answer = self.request(b"GET " + path + b" HTTP/1.0\r\n\r\n")
+            self.assertEqual((answer.code, answer.headers["connection"]), (200, "close"))
+            self.assertEqual(list(json.loads(answer.body)), KEYS)
+
+    def test_keep_alive_is_not_granted(self) -> None:
+        for version in ("1.0", "1.1"):
+            answer = self.request(ask("GET", "/", "Connection: keep-alive", version=version))
+            self.assertEqual(answer.headers["connection"], "close")
+
+    def test_head_is_get_without_the_body(self) -> None:
+        for path in ("/", "/state.json", "/nope"):
+            get = self.request(ask("GET", path))
+            head = self.request(ask("HEAD", path), bodiless=True)
+            self.assertEqual((head.code, head.length, head.body), (get.code, get.length, b""), path)
+
+    def test_a_pipelined_request_gets_no_second_answer(self) -> None:
+        for follows in (STATE, STATE * 1000, ask("POST", "/start"), b"x" * 100_000):
+            answer = self.request(STATE + follows)
+            self.assertEqual(answer.code, 200)
+        self.assertFalse(self.door.state()["start_armed"])
+
+    def test_a_request_in_pieces_gets_the_same(self) -> None:
+        whole = self.request(STATE).body
+        dial = self.door.dial()
+        for byte in STATE:
+            dial.send(bytes((byte,)))
+        self.door.turn()
+        self.assertEqual(Answer(dial.received()).body, whole)
+
+
+class OtherTests(StatusTestCase):
+    """Everything that is not the state."""
+
+    def test_an_unknown_path_is_404_with_the_endpoints(self) -> None:
+        paths = ("/nope", "/state.json/", "/state", "/start/", "/START", "/%2e%2e/etc/passwd")
+        for path in (*paths, "/a/../start", "/%C3%BC", "/%00", "/<script>", "/;", "/start%20"):
+            answer = self.request(ask("GET", path))
+            self.assertEqual((answer.code, answer.body), (404, NOT_FOUND), path)
+
+    def test_an_unknown_path_is_404_whatever_the_method(self) -> None:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            answer = self.request(ask(method, "/nope"))
+            self.assertEqual((answer.code, answer.body), (404, NOT_FOUND), method)
+
+    def test_another_method_on_a_known_path_is_405_with_allow(self) -> None:
+        table = (
+            ("/", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
+            ("/state.json", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
+            ("/start", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
+        )
+        for path, methods, allowed in table:
+            for method in methods:
+                answer = self.request(ask(method, path), bodiless=method == "HEAD")
+                self.assertEqual(answer.code, 405, (method, path))
+                self.assertEqual(set(answer.headers["allow"].split(", ")), allowed, (method, path))
+                if method != "HEAD":
+                    self.assertEqual(list(json.loads(answer.body)), ["error"])
+
+    def test_odd_hosts_and_paths_never_fail(self) -> None:
+        hosts = (b"a..b", b"a" * 300, b"\xff\xfe", b"", b"[::1", b"x:y:z", b"\xc3\xbc.example", b"ctl:99999999", b"/")
+        for host in hosts:
+            for path, code in ((b"/state.json", 200), (b"/", 200), (b"/nope", 404)):
+                for accept in (b"*/*", b"text/html"):
+                    data = b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nAccept: " + accept + b"\r\n\r\n"
+                    self.assertEqual(self.request(data).code, code, data)
+        for path in (b"/\xff", b"/%ff", b"/%", b"/%zz", b"/\xc3\xbc", b"*", b"state.json", b"http://ctl/state.json"):
+            for method in (b"GET", b"OPTIONS", b"POST", b"PUT"):
+                data = method + b" " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+                self.assertLess(self.request(data).code, 500, data)
+        self.assertEqual(self.lines(LogLevel.warn), [])
+
+    def test_broken_requests_never_fail(self) -> None:
+        for data in (
+            b"GET \r\n\r\n",
+            b"GET / HTTP/1.1 extra\r\n\r\n",
+            b"GET /\r\n\r\n",
+            b"GET / FTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+            b"GET / HTTP/1.1\r\n: no name\r\n\r\n",
+            b"GET / HTTP/1.1\r\nA\0B: c\r\n\r\n",
+            ask("POST", "/start", "Content-Length: x"),
+            ask("POST", "/start", "Content-Length: -1"),
+            ask("POST", "/start", "Content-Length: 1", "Content-Length: 2"),
+            ask("POST", "/start", "Content-Length: 4", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+            ask("POST", "/start", "Transfer-Encoding: gzip"),
+            ask("POST", "/start", "Transfer-Encoding: chunked") + b"zz\r\n",
+            b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 600 + b"\r\n",
+        ):
+            answer = self.request(data)
+            self.assertIn(answer.code, (200, 400, 403, 404, 409, 413, 431, 501, 505), data)
+            self.assertFalse(self.door.state()["start_armed"], data)
+
+
+class LimitTests(StatusTestCase):
+    """What is too large is refused before it is read."""
+
+    def test_each_limit_has_its_code(self) -> None:
+        long = "/" + "a" * (2048 - len("GET / HTTP/1.1"))
+        pad = "X: " + "p" * 990
+        table: tuple[tuple[str, bytes, int], ...] = (
+            ("a start line of 2,048 bytes", ask("GET", long), 404),
+            ("a start line of 2,049 bytes", ask("GET", long + "a"), 414),
+            ("a head over 16 KiB", ask("GET", "/", *[pad] * 17), 431),
+            ("100,000 header lines", ask("GET", "/", *["a: b"] * 100_000), 431),
+            ("two Hosts", ask("GET", "/", "Host: other"), 400),
+            ("10**9 announced", ask("POST", "/start", "Content-Length: 1000000000"), 413),
+            ("4,097 announced", ask("POST", "/start", "Content-Length: 4097"), 413),
+            ("4,096 sent", ask("POST", "/start", "Content-Length: 4096") + b"x" * 4096, 403),
+        )
+        for name, data, code in table:
+            answer = self.request(data)
+            self.assertEqual(answer.code, code, name)
+            self.assertEqual(answer.length, len(answer.body), name)
+
+    def test_a_refusal_of_head_has_no_body(self) -> None:
+        for data, code in ((ask("HEAD", "/", "Host: other"), 400), (ask("HEAD", "/" + "a" * 3000), 414)):
+            self.assertEqual(self.request(data, bodiless=True).code, code)
+
+    def chunked(self, size: int) -> bytes:
+        return ask("POST", "/start", "Transfer-Encoding: chunked") + b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
+
+    def test_a_chunked_body_over_the_limit_is_refused_in_one_piece(self) -> None:
+        self.assertEqual(self.request(self.chunked(5000)).code, 413)
+
+    def test_a_chunked_body_over_the_limit_is_refused_in_pieces(self) -> None:
+        data = self.chunked(20_000)
+        dial = self.door.dial()
+        for at in range(0, len(data), 1000):
+            dial.send(data[at : at + 1000])
+        self.door.turn()
+        self.assertEqual((Answer(dial.received()).code, dial.closed), (413, True))
+
+    def test_a_chunked_body_of_the_limit_is_fine_however_it_comes(self) -> None:
+        data = self.chunked(4096)
+        self.assertEqual(self.request(data).code, 403)
+        dial = self.door.dial("127.0.0.1")
+        for byte in data:
+            dial.send(bytes((byte,)))
+        self.door.turn()
+        self.assertEqual(Answer(dial.received()).code, 403)
+
+    def test_a_refused_start_starts_nothing(self) -> None:
+        door = ClockedController(window(start_mode=MANUAL))
+        door.dial().join()
+        door.turn()
+        start = b"POST /start HTTP/1.1\r\nHost: localhost\r\n"
+        for rest in (
+            b"Content-Length: 5000\r\n\r\n" + b"x" * 5000,
+            b"Transfer-Encoding: chunked\r\n\r\n1388\r\n" + b"x" * 5000 + b"\r\n0\r\n\r\n",
+            b"Host: localhost\r\n\r\n",
+        ):
+            door.http(start + rest)
+            self.assertFalse(door.state()["start_armed"], rest[:40])
+
+    def test_a_client_that_does_not_read_its_refusal_is_aborted(self) -> None:
+        dial = self.door.dial(reads=False)
+        dial.send(ask("POST", "/start", "Content-Length: 1000000000"))
+        self.assertEqual(Answer(dial.received()).code, 413)
+        dial.send(b"x" * 100_000)
+        self.door.clock.advance(2)
+        self.door.turn()
+        self.assertTrue(dial.closed)
+        self.assertEqual((dial.received(), self.flushLoggedErrors()), (b"", []))
+
+
+class DeadlineTests(StatusTestCase):
+    """A request has five seconds in all, from its first byte."""
+
+    def test_a_byte_each_second_buys_no_time(self) -> None:
+        dial = self.door.dial(port=4711)
+        for at in range(5):
+            self.assertFalse(dial.transport.aborted)
+            dial.send(STATE[at * 4 : at * 4 + 4])
+            self.door.clock.advance(1)
+        self.door.turn()
+        self.assertTrue(dial.closed)
+        self.line("10.0.0.1:4711", "no whole HTTP request within 5 s", level=LogLevel.info)
+        self.assertEqual(self.door.front.ended, {"request-deadline": 1})
+
+    def test_the_first_byte_starts_it_even_before_the_fourth(self) -> None:
+        dial = self.door.dial()
+        self.door.clock.advance(1)
+        dial.send(b"G")
+        self.door.clock.advance(3)
+        dial.send(STATE[1:30])
+        self.door.clock.advance(1.999)
+        self.assertFalse(dial.transport.aborted)
+        self.door.clock.advance(0.001)
+        self.assertTrue(dial.transport.aborted)
+
+    def test_time_before_the_first_byte_is_not_the_requests(self) -> None:
+        dial = self.door.dial()
+        self.door.clock.advance(4)
+        dial.send(STATE[:30])
+        self.door.clock.advance(4.5)
+        dial.send(STATE[30:])
+        self.door.turn()
+        self.assertEqual(Answer(dial.received()).code, 200)
+
+    def test_the_body_is_within_it(self) -> None:
+        dial = self.door.dial()
+        dial.send(ask("POST", "/start", "Content-Length: 100"))
+        for _ in range(5):
+            self.assertFalse(dial.transport.aborted)
+            dial.send(b"x")
+            self.door.clock.advance(1)
+        self.assertTrue(dial.transport.aborted)
+        self.door.turn()
+        self.assertEqual((dial.received(), self.flushLoggedErrors()), (b"", []))
+
+    def test_the_scaled_one_applies(self) -> None:
+        door = ClockedController(limits=Limits.at(2))
+        dial = door.dial()
+        dial.send(b"GET ")
+        door.clock.advance(9.5)
+        self.assertFalse(dial.transport.aborted)
+        door.clock.advance(0.5)
+        self.assertTrue(dial.transport.aborted)
+
+    def test_an_answered_request_leaves_no_call_behind(self) -> None:
+        for data in (STATE, PAGE, ask("GET", "/nope"), ask("GET", "/", "Host: y")):
+            self.request(data)
+        self.door.clock.advance(30)
+        self.door.controller.stopService()
+        self.assert_idle(self.door)
+
+    def test_half_close(self) -> None:
+        for sent, code in ((STATE, 200), (PAGE, 200), (STATE[:-1], None), (b"GET ", None)):
+            dial = self.door.dial()
+            dial.send(sent)
+            dial.half_close()
+            self.door.turn()
+            answer = dial.received()
+            self.assertEqual(Answer(answer).code if answer else None, code, sent)
+            self.assertTrue(dial.closed)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+
+class LargeAnswerTests(ReactorTestCase):
+    """An answer that leaves in parts; the reactor paces them, so this needs a socket."""
+
+    @waits
+    async def test_a_client_that_leaves_during_a_large_answer_is_no_error(self) -> None:
+        from twisted.internet import reactor
+
+        clocked = ClockedController(window(min_rank_start=1 << 20))
+        for host in range(3000):
+            clocked.dial().join(host=f"h{host}", gpus=("x" * 250,) * 4)
+        size = len(clocked.controller.run.state_json())
+        self.assertGreater(size, 3_000_000)
+        front = FrontDoor(reactor, Limits())
+        status = StatusChannel(front, Status(clocked.controller, front.ended))
+        front.routes = {b"GET ": status}
+
+        async def until(happened: Callable[[], bool]) -> None:
+            for _ in range(500):
+                if happened():
+                    return
+                await deferLater(reactor, 0.01)
+            self.fail("it did not happen within 5 s")
+
+        port = reactor.listenTCP(0, front, interface="127.0.0.1")
+        try:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.settimeout(5)
+                client.connect(("127.0.0.1", port.getHost().port))
+                client.sendall(STATE)
+                await until(lambda: len(front) == 1 and not front.undecided)
+            await until(lambda: not len(front))
+        finally:
+            await port.stopListening()
+            await front.close_all()
+        self.assertEqual([failure.getErrorMessage() for failure in self.flushLoggedErrors()], [])
+
+
+class PageTests(StatusTestCase):
+    """What a person's browser gets."""
+
+    def page(self, door: ClockedController) -> str:
+        answer = self.request(PAGE, door=door)
+        self.assertEqual(answer.code, 200)
+        self.assertEqual(answer.length, len(answer.body))
+        self.assertTrue(answer.headers["content-type"].startswith("text/html"))
+        return answer.body.decode()
+
+    def member(self, **fields: Any) -> ClockedController:
+        door = ClockedController(window(min_rank_start=9))
+        door.dial("10.0.0.42").join(make_hello(**fields))
+        return door
+
+    def test_whatever_a_host_says_is_escaped(self) -> None:
+        evil = "<script>alert('1')</script>"
+        page = self.page(self.member(host=evil, gpus=(evil, '"><img src=x>'), libtorch=evil))
+        self.assertNotIn("<script", page)
+        self.assertNotIn("<img", page)
+        self.assertEqual(page.count("&lt;script&gt;"), 3)
+
+    def test_a_member_is_shown_with_its_ranks_and_its_observed_address(self) -> None:
+        page = self.page(self.member(host="node-7", devices=3))
+        for part in ("node-7", "ranks 0-2", "10.0.0.42", "precompiled/cu128"):
+            self.assertIn(part, page)
+
+    def test_the_join_command_states_the_port_and_asks_for_a_token_only_where_one_is_needed(self) -> None:
+        page = self.page(ClockedController())
+        self.assertIn("fdl join 10.0.0.100:29500", page)
+        self.assertNotIn("--token", page)
+        page = self.page(ClockedController(token=TOKEN))
+        self.assertIn("fdl join 10.0.0.100:29500", page)
+        self.assertIn("--token …", page)
+        self.assertNotIn(TOKEN.hex(), page)
+
+    def test_an_open_runs_salt_is_not_shown(self) -> None:
+        door = self.member()
+        self.assertNotIn(door.controller.run.session_salt.hex(), self.page(door))
+
+    def test_a_failed_run_says_why_and_offers_no_join(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        dials = [door.dial(), door.dial()]
+        for dial, host in zip(dials, ("<b>a</b>", "b"), strict=True):
+            dial.join(host=host)
+        door.turn()
+        dials[0].vanish()
+        door.turn()
+        page = self.page(door)
+        self.assertIn("went silent", page)
+        self.assertIn("failed", page)
+        self.assertNotIn("<b>a", page)
+        self.assertNotIn("fdl join", page)
+
+    def test_no_control_character_of_a_label_reaches_the_page(self) -> None:
+        page = self.page(self.member(libtorch="a\x00b\x1b[31mc\u202ed", gpus=("x\x07y",)))
+        for bad in "\x00\x1b\x07\u202e":
+            self.assertNotIn(bad, page)
