@@ -38,6 +38,7 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
     """
     family, address = _resolve(interface)
     sock = _socket(family, interface)
+    host, scope = (address[0], address[2:]) if address else ("::" if sock.family is socket.AF_INET6 else "", ())
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,9 +54,7 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
         if sock.family is socket.AF_INET6:
             # The system's default may be either; an operator who lists one address means that one.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            sock.bind((address or "::", port))
-        else:
-            sock.bind((address, port))
+        sock.bind((host, port, *scope))
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
@@ -88,19 +87,21 @@ def has_ipv6() -> bool:
     return True
 
 
-def _resolve(interface: str) -> tuple[socket.AddressFamily | None, str]:
-    """The family and numeric address of ``interface``; no family for every address."""
+def _resolve(interface: str) -> tuple[socket.AddressFamily | None, tuple[Any, ...]]:
+    """The family and socket address of ``interface``; no family for every address."""
     if not interface:
-        return None, ""
+        return None, ()
     try:
         found = socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # A name that is no name at all (an empty or over-long label) is a UnicodeError.
+        why = getattr(error, "strerror", None) or "it is no host name"
         raise SettingError(
-            "--interface", interface, f"it does not resolve ({error.strerror})", "give one of this machine's addresses"
+            "--interface", interface, f"it does not resolve ({why})", "give one of this machine's addresses"
         ) from None
-    addresses = list(dict.fromkeys((info[0], str(info[4][0])) for info in found))
+    addresses = list(dict.fromkeys((info[0], tuple(info[4])) for info in found))
     if len(addresses) > 1:
-        named = ", ".join(address for _, address in addresses)
+        named = ", ".join(str(address[0]) for _, address in addresses)
         raise SettingError(
             "--interface", interface, f"it stands for {len(addresses)} addresses ({named})", "name one of them"
         )

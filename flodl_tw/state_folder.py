@@ -6,6 +6,7 @@ share a token by accident.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -41,8 +42,8 @@ def _hex_note(token: str) -> str:
     return " with others among them" if len(token) == 2 * SALT_BYTES else ""
 
 
-def read_token_file(path: str) -> bytes:
-    """The token in a file that only its owner can read; anything else is a SettingError."""
+def read_token_file(path: str, option: str = "--token-file") -> bytes:
+    """The token in a file that only its owner can read; anything else is a SettingError that names ``option``."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, encoding="ascii", errors="replace") as file:
@@ -50,16 +51,16 @@ def read_token_file(path: str) -> bytes:
             text = file.read(4096)
     except OSError as error:
         raise SettingError(
-            "--token-file", path, f"it cannot be read ({error.strerror})", "check the path and its owner"
+            option, path, f"it cannot be read ({error.strerror})", "check the path and its owner"
         ) from None
     if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         raise SettingError(
-            "--token-file",
+            option,
             path,
             f"others can read it (mode {stat.S_IMODE(status.st_mode):04o}), and a token is a credential",
             f"chmod 600 {path}",
         )
-    return parse_token(text, "--token-file", path)
+    return parse_token(text, option, path)
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
@@ -69,8 +70,14 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     if service:
         return Path(service)
     home = environ.get("XDG_STATE_HOME") or ""
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
-    return base / "flodl-tw"
+    if os.path.isabs(home):
+        return Path(home, "flodl-tw")
+    try:
+        return Path.home() / ".local" / "state" / "flodl-tw"
+    except RuntimeError:
+        raise SettingError(
+            "--state-dir", "", "this user has no home folder for the default", "name a folder of your own"
+        ) from None
 
 
 class StateFolder:
@@ -105,9 +112,12 @@ class StateFolder:
     def made_token(self) -> bytes:
         """The token made at an earlier start, or one made now; mode 0600."""
         if self.token_file.exists():
-            return read_token_file(str(self.token_file))
+            return read_token_file(str(self.token_file), "--state-dir")
         token = secrets.token_bytes(SALT_BYTES)
-        write_atomically(self.token_file, token.hex() + "\n")
+        try:
+            write_atomically(self.token_file, token.hex() + "\n")
+        except OSError as error:
+            raise _unwritable("--state-dir", self.token_file, error) from None
         return token
 
     def close(self) -> None:
@@ -115,10 +125,30 @@ class StateFolder:
         os.close(self._lock)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file, mode 0600, so that a reader sees all of it or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+def _unwritable(option: str, path: Path, error: OSError) -> SettingError:
+    return SettingError(option, path, f"it cannot be written ({error.strerror})", "check the folder and its owner")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a small file so that a reader sees all of it or nothing."""
+    part = _part(path)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with open(descriptor, "w", encoding="ascii") as file:
         file.write(text)
     part.replace(path)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise SettingError unless ``write_atomically`` can write ``path`` later, when nobody reads an error any more."""
+    part = _part(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise _unwritable(option, path, error) from None

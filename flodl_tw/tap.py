@@ -15,7 +15,7 @@ from typing import Any
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
+from twisted.logger import FilteringLogObserver, Logger, LogLevel, LogLevelFilterPredicate, globalLogPublisher
 from twisted.python import usage
 
 from flodl_tw import sockets
@@ -23,7 +23,7 @@ from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.window import Phase, SettingError
 from flodl_tw.limits import SPARE_DESCRIPTORS
 from flodl_tw.settings import Settings, read_settings
-from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, write_atomically
+from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, check_writable, write_atomically
 
 
 class Options(usage.Options):
@@ -99,7 +99,7 @@ class Door(Service):
         # The reactor works on a duplicate.
         self._bound.close()
         if self._settings.port_file is not None:
-            write_atomically(self._settings.port_file, f"{self._port.getHost().port}\n")
+            write_atomically(self._settings.port_file, f"{self._port.getHost().port}\n", 0o644)
 
     async def _stop(self) -> None:
         stopped = self._port.stopListening()
@@ -178,6 +178,8 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     clock: Any = reactor
     clock.seconds = time.monotonic
+    if settings.port_file is not None:
+        check_writable("--port-file", settings.port_file)
     descriptors = sockets.raise_descriptor_limit()
     capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
@@ -195,6 +197,11 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
         max_pending=settings.max_pending,
         max_pending_per_host=settings.max_pending_per_host,
         capacity=capacity,
+    )
+    # twistd writes debug lines, too, and a balancer's probes would fill the log; the page counts them.
+    front.log = Logger(
+        FrontDoor.__module__,
+        observer=FilteringLogObserver(globalLogPublisher, [LogLevelFilterPredicate(LogLevel.info)]),
     )
     front.routes = channels(front, controller, port, settings.allowed_hosts)
     services = MultiService()

@@ -38,7 +38,8 @@ class SettingError(ValueError):
     """A setting that cannot be used: its name, its value, the limit and the way out."""
 
     def __init__(self, name: str, value: object, limit: str, way_out: str) -> None:
-        super().__init__(f"{name} {value}: {limit}; {way_out}")
+        shown = f"{name} {value}".rstrip()
+        super().__init__(f"{shown}: {limit}; {way_out}")
 
 
 @dataclass(frozen=True, slots=True)

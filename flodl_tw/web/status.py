@@ -14,7 +14,6 @@ from typing import Any, Final, cast
 
 from klein import Klein
 from twisted.internet.interfaces import IConsumer, ITransport
-from twisted.logger import Logger
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
@@ -31,7 +30,6 @@ from flodl_tw.web.gate import BODY_TOO_LARGE, RequestGate, Unfit
 from flodl_tw.web.page import POLICY, page
 from flodl_tw.web.start import StartAttempt, start_refusal
 
-_log = Logger()
 STREAMED: Final = 64 * 1024
 """Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
 
@@ -136,7 +134,6 @@ async def _answer(request: Any, code: int, body: bytes, content_type: bytes = b"
         await FileSender().beginFileTransfer(io.BytesIO(body), request)
     except Exception:
         # The client went away in the middle; FileSender has no narrower word for it.
-        _log.debug("a client left before the end of its answer")
         request.unregisterProducer()
     return None
 

@@ -1,0 +1,85 @@
+"""Settings of the machine that no test can change for real: names, homes, absurd scales."""
+
+from __future__ import annotations
+
+import socket
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from flodl_tw import sockets
+from flodl_tw.core.window import SettingError
+from flodl_tw.limits import Limits
+from flodl_tw.state_folder import default_state_dir
+
+
+class ListenTests(unittest.TestCase):
+    """What the listening socket is."""
+
+    def test_a_name_that_stands_for_several_addresses_is_refused_with_all_of_them(self) -> None:
+        found = [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        ]
+        with mock.patch("socket.getaddrinfo", return_value=found), self.assertRaises(SettingError) as caught:
+            sockets.listen("both.example", 0, Limits())
+        self.assertEqual(
+            str(caught.exception),
+            "--interface both.example: it stands for 2 addresses (::1, 127.0.0.1); name one of them",
+        )
+
+    def test_without_ipv6_every_address_is_ipv4(self) -> None:
+        with mock.patch("flodl_tw.sockets.has_ipv6", return_value=False):
+            bound = sockets.listen("", 0, Limits())
+        self.addCleanup(bound.close)
+        self.assertEqual(bound.family, socket.AF_INET)
+        self.assertIn("(IPv4 alone)", sockets.shown_binding(bound))
+        self.assertFalse(sockets.bound_to_loopback(bound))
+
+    def test_every_connection_inherits_what_the_listener_was_told(self) -> None:
+        limits = Limits()
+        bound = sockets.listen("127.0.0.1", 0, limits)
+        self.addCleanup(bound.close)
+        client = socket.create_connection(bound.getsockname())
+        self.addCleanup(client.close)
+        bound.setblocking(True)
+        accepted, _ = bound.accept()
+        self.addCleanup(accepted.close)
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.write_stall * 1000),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.keepalive_idle),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.keepalive_interval),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ):
+            with self.subTest(option=option):
+                self.assertEqual(accepted.getsockopt(level, option), value)
+
+    def test_an_absurd_scale_still_listens(self) -> None:
+        bound = sockets.listen("127.0.0.1", 0, Limits.at(1.7976931348623157e308))
+        self.addCleanup(bound.close)
+        self.assertEqual(bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 32767)
+        self.assertEqual(bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), (1 << 31) - 1)
+
+
+class StateDirTests(unittest.TestCase):
+    """Where state goes by default."""
+
+    def test_the_service_manager_comes_first_then_the_state_home_then_the_home(self) -> None:
+        for environ, expected in (
+            ({"STATE_DIRECTORY": "/a:/b", "XDG_STATE_HOME": "/c"}, Path("/a")),
+            ({"XDG_STATE_HOME": "/c"}, Path("/c/flodl-tw")),
+            ({"XDG_STATE_HOME": "relative"}, Path.home() / ".local/state/flodl-tw"),
+            ({}, Path.home() / ".local/state/flodl-tw"),
+        ):
+            with self.subTest(environ=environ):
+                self.assertEqual(default_state_dir(environ), expected)
+
+    def test_a_user_without_a_home_is_pointed_to_the_option(self) -> None:
+        with mock.patch.object(Path, "home", side_effect=RuntimeError), self.assertRaises(SettingError) as caught:
+            default_state_dir({})
+        self.assertEqual(
+            str(caught.exception),
+            "--state-dir: this user has no home folder for the default; name a folder of your own",
+        )
