@@ -232,7 +232,7 @@ class FrontDoor(ServerFactory):
         if self._closing:
             peeker.transport.abortConnection()
             return
-        if not peeker.address.private:
+        if not classify(peeker.peer).private:
             self._warn_public(peeker)
         self.peeks.start(peeker)
         crowded_out = self.undecided.arrived(peeker)

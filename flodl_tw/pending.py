@@ -52,7 +52,7 @@ class Undecided:
         dials[dial] = self._seconds()
         self._recount(dial.peer, len(dials) - 1, len(dials))
         self._total += 1
-        if not dial.from_loopback and len(dials) > self._most_per_host:
+        if len(dials) > self._most_per_host and not dial.from_loopback:
             return self._oldest(dial.peer, len(dials) > self._most_per_host * YOUNG_FACTOR)
         if self._total > self._most:
             crowd = next(iter(self._by_count[self._largest]))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from twisted.internet import tcp
-from twisted.internet.interfaces import ISystemHandle
 from twisted.python.failure import Failure
 
 from flodl_tw.core.addresses import classify, show_endpoint
@@ -174,8 +173,8 @@ def raise_descriptor_limit() -> int:
 
 def tune_link(transport: Any, limits: Limits) -> None:
     """Have Linux notice a control link whose host vanished, within ``limits.link_stall`` seconds."""
-    if ISystemHandle.providedBy(transport):
-        handle = cast(socket.socket, transport.getHandle())
+    handle = cast(socket.socket | None, transport.getHandle())
+    if handle is not None:
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _timeout_ms(limits.link_stall))
 
 

@@ -149,6 +149,9 @@ class FakeTransport(StringTransport):
         self.lost = False
         self.aborted = False
 
+    def getHandle(self) -> None:
+        """There is no socket."""
+
     def loseConnection(self) -> None:
         self.disconnecting = True
         if self.reads:

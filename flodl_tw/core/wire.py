@@ -40,6 +40,7 @@ _MAC_PREFIX = struct.Struct("<II")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_ONE_BYTE = tuple(bytes((value,)) for value in range(251))
 
 
 class WireError(ValueError):
@@ -62,8 +63,7 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 def frame_tag(key: bytes, kind: int, payload: bytes) -> bytes:
     """The 8-byte authentication tag of a frame.  The version is not under it."""
     mac = _keyed(key).copy()
-    mac.update(_MAC_PREFIX.pack(kind, len(payload)))
-    mac.update(payload)
+    mac.update(_MAC_PREFIX.pack(kind, len(payload)) + payload)
     return mac.digest()[:TAG_BYTES]
 
 
@@ -160,9 +160,10 @@ class Decoder:
 
     def _varint(self, widest: int) -> int:
         position = self._position
-        if position >= len(self._data):
-            raise WireError("payload ends where a number should be")
-        first = self._data[position]
+        try:
+            first = self._data[position]
+        except IndexError:
+            raise WireError("payload ends where a number should be") from None
         self._position = position + 1
         if first < 251:
             return first
@@ -197,7 +198,10 @@ class Decoder:
 
     def byte_string(self) -> bytes:
         """A length and that many bytes."""
-        return self.raw(self.count())
+        end = self.count() + self._position
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
 
     def text(self) -> str:
         """A length and that many bytes of UTF-8."""
@@ -217,10 +221,10 @@ class Decoder:
 
 def encode_uint(value: int) -> bytes:
     """A varint for 0 <= value < 2**64, in its shortest form."""
+    if 0 <= value < 251:
+        return _ONE_BYTE[value]
     if not 0 <= value < 1 << 64:
         raise WireError(f"{value} does not fit an unsigned 64-bit number")
-    if value < 251:
-        return bytes((value,))
     if value < 1 << 16:
         return b"\xfb" + _U16.pack(value)
     if value < 1 << 32:
