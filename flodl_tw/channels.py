@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from flodl_tw.controller import Controller
-from flodl_tw.core.wire import HTTP_MAGICS, JOIN_MAGIC
+from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
+from flodl_tw.forward import ForwardChannel
 from flodl_tw.join import JoinChannel
 from flodl_tw.mux import FrontDoor, Route
+from flodl_tw.rendezvous import RendezvousChannel
 from flodl_tw.web.status import Status, StatusChannel
+
+FORWARDED: Final = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}
+"""The channels that may have a backend, by the name of their option."""
 
 
 def channels(
-    front: FrontDoor, controller: Controller, port: int, allowed_hosts: tuple[str, ...] = ()
+    front: FrontDoor,
+    controller: Controller,
+    port: int,
+    *,
+    allowed_hosts: tuple[str, ...] = (),
+    native_rendezvous: bool = True,
+    backends: Mapping[str, str] | None = None,
+    reactor: Any = None,
 ) -> dict[bytes, Route]:
-    """The routes of ``front``.  ``port`` is where ranks are told to dial."""
+    """The routes of ``front``.
+
+    ``port`` is where ranks are told to dial.  ``backends`` maps names of
+    ``FORWARDED`` to client endpoint descriptions, which ``reactor`` connects.
+    """
     status = StatusChannel(front, Status(controller, front.ended, allowed_hosts))
-    return {JOIN_MAGIC: JoinChannel(front, controller, port), **dict.fromkeys(HTTP_MAGICS, status)}
+    routes: dict[bytes, Route] = {
+        JOIN_MAGIC: JoinChannel(front, controller, port),
+        **dict.fromkeys(HTTP_MAGICS, status),
+    }
+    if native_rendezvous:
+        routes[RENDEZVOUS_MAGIC] = RendezvousChannel(front, controller)
+    for name, endpoint in (backends or {}).items():
+        routes[FORWARDED[name]] = ForwardChannel(front, reactor, name, endpoint)
+    return routes

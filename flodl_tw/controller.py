@@ -52,6 +52,8 @@ class Controller(Service):
         self.token = token
         self.after_run = after_run
         self.run = self._new_run()
+        self.last_outcome: str | None = None
+        """How the run before this one ended, for the page; None before the second run."""
         self._finished = finished
         self._turn_end: IDelayedCall | None = None
         self._deadline: IDelayedCall | None = None
@@ -116,6 +118,7 @@ class Controller(Service):
 
     def _after(self, run: Run) -> None:
         if self.after_run is AfterRun.REARM:
+            self.last_outcome = run.phase.value if run.failure is None else f"{run.phase.value}: {run.failure}"
             self._open_run()
         elif self.after_run is AfterRun.EXIT:
             self._finished(run.phase)

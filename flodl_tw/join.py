@@ -7,7 +7,7 @@ the run says goes back as frames in the peer's own version.
 from __future__ import annotations
 
 from twisted.internet.interfaces import ITransport
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
@@ -120,7 +120,8 @@ class JoinProtocol:
         """Tell the host its world, with the controller at the address that it dialed."""
         dialed = classify(self.peeker.transport.getHost().host).shown
         envelope = world.envelope_hex(member, ranks, dialed, self._shared.port)
-        self._send(self.run.session_salt, WorldFormed(envelope))
+        relay_spec = world.relay_spec_hex(member, ranks, dialed, self._shared.port)
+        self._send(self.run.session_salt, WorldFormed(envelope, relay_spec))
 
     def send_abort(self, reason: str) -> None:
         """Tell the host that it is over, and close."""
@@ -136,7 +137,8 @@ class JoinProtocol:
         self.version = frame.version
         key = self.run.session_salt if controller.credentialed else ZERO_KEY
         if not frame.verifies(key):
-            raise WireError(_unverified(frame, controller.credentialed))
+            self._unverified(*_unverified(frame, controller.credentialed))
+            return
         refusal, hello = _read_hello(frame)
         if refusal is not None:
             self.run.refuse(refusal, self.peeker.endpoint)
@@ -178,6 +180,12 @@ class JoinProtocol:
 
     # Ends
 
+    def _unverified(self, word: str, why: str) -> None:
+        self._ended = True
+        self.peeker.dropped(word, f"on the join channel: {why}", LogLevel.warn)
+        self._settled()
+        self.peeker.close()
+
     def _bad(self, why: str) -> None:
         if self.member is None:
             self._ended = True
@@ -208,13 +216,16 @@ class JoinProtocol:
         self.peeker.transport.write(encode_join(key, self.version, message))
 
 
-def _unverified(frame: Frame, credentialed: bool) -> str:
-    """Why a whole frame's tag is wrong, as far as it can be told."""
+def _unverified(frame: Frame, credentialed: bool) -> tuple[str, str]:
+    """Why a whole frame's tag is wrong, as far as it can be told: a word, and what to do."""
     if not credentialed:
-        return "its frame does not verify under the zero key: it may hold a token, and admission is open here"
+        return (
+            "wrong-token",
+            "its frame does not verify under the zero key: it may hold a token, and admission is open here",
+        )
     if frame.verifies(ZERO_KEY):
-        return "its frame verifies under the zero key: it has no token, and this controller wants one"
-    return "its frame verifies under no key of ours: most likely its token is another run's"
+        return "no-token", "its frame verifies under the zero key: it has no token, and needs one here (--token)"
+    return "wrong-token", "its frame verifies under no key of ours: most likely its token is another run's"
 
 
 def _read_hello(frame: Frame) -> tuple[Refusal | None, Hello | None]:

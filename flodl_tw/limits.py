@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 SCALE_VARIABLE: Final = "FLODL_NET_TIMEOUT_SCALE"
@@ -72,17 +72,14 @@ class Limits:
     """From the last byte to the first keepalive probe."""
     keepalive_interval: int = 5
     """Between two keepalive probes."""
+    rendezvous_talk: int = 30
+    """From the rendezvous magic to the end of a rank's Hello, and from Generate to the Uid."""
+    rendezvous_quiet: int = 120
+    """Without a new rank at the rendezvous, counted from the first."""
+    connect: int = 5
+    """For the backend of a forwarded channel to take a connection."""
 
     @classmethod
     def at(cls, scale: float) -> Limits:
         """The table at ``scale``."""
-        base = cls()
-        return cls(
-            peek=scaled(base.peek, scale),
-            hello=scaled(base.hello, scale),
-            request=scaled(base.request, scale),
-            write_stall=scaled(base.write_stall, scale),
-            link_stall=scaled(base.link_stall, scale),
-            keepalive_idle=scaled(base.keepalive_idle, scale),
-            keepalive_interval=scaled(base.keepalive_interval, scale),
-        )
+        return cls(**{name: scaled(seconds, scale) for name, seconds in asdict(cls()).items()})

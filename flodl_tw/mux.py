@@ -24,7 +24,7 @@ from twisted.internet.interfaces import (
     ITransport,
 )
 from twisted.internet.protocol import ServerFactory
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -35,7 +35,7 @@ from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
 from flodl_tw.pending import Undecided
 
 UNSERVED: Final = {RENDEZVOUS_MAGIC: "rendezvous", DATA_MAGIC: "data", CONTROL_MAGIC: "control"}
-"""Channels that exist, for the log line of a run that has no subsystem for them."""
+"""Channels that may have no subsystem in a run, for the log line that says so."""
 
 
 class Channel(Protocol):
@@ -109,10 +109,10 @@ class Peeker:
         self.decided()
         self.transport.abortConnection()
 
-    def dropped(self, word: str, why: str) -> None:
+    def dropped(self, word: str, why: str, level: Any = LogLevel.info) -> None:
         """Count and log an end that its peer brought about."""
         self.door.ended[word] += 1
-        self.door.log.info("dropped {who}: {why}", who=self.endpoint, why=why)
+        self.door.log.emit(level, "dropped {who}: {why}", who=self.endpoint, why=why)
 
     def left(self, word: str) -> None:
         """Count an end that means nothing: a probe, a scan, a peer that went away.  Not worth a line."""
@@ -206,6 +206,7 @@ class FrontDoor(ServerFactory):
         self.port: PausablePort | None = None
         self._capacity = capacity
         self._connections: set[Peeker] = set()
+        self._backends = 0
         self._paused = False
         self._warned: OrderedDict[str, None] = OrderedDict()
         self._closing = False
@@ -238,8 +239,7 @@ class FrontDoor(ServerFactory):
         crowded_out = self.undecided.arrived(peeker)
         if crowded_out is not None:
             cast(Peeker, crowded_out).drop("crowded-out", "too many connections have not said what they want")
-        if not self._paused and len(self._connections) >= self._capacity:
-            self._pause()
+        self._weigh()
 
     def gone(self, peeker: Peeker) -> None:
         """A connection is closed."""
@@ -249,11 +249,34 @@ class FrontDoor(ServerFactory):
         self.closer.closed(peeker.transport)
         if undecided and not peeker.has_channel:
             peeker.left("before-channel")
-        if self._closing:
-            if not self._connections:
-                self._all_gone()
-        elif self._paused and len(self._connections) < self._capacity:
-            self._resume()
+        if self._closing and not self._connections:
+            self._all_gone()
+        self._weigh()
+
+    def backend_opened(self) -> None:
+        """A connection to a backend counts toward the descriptors like one that was accepted."""
+        self._backends += 1
+        self._weigh()
+
+    def backend_closed(self) -> None:
+        """It is gone."""
+        self._backends -= 1
+        self._weigh()
+
+    def _weigh(self) -> None:
+        full = len(self._connections) + self._backends >= self._capacity
+        if self.port is None or self._closing or full is self._paused:
+            return
+        self._paused = full
+        if full:
+            self.port.stopReading()
+            self.log.warn(
+                "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
+                "(raise the limit with ulimit -n or LimitNOFILE)",
+                count=self._capacity,
+            )
+        else:
+            self.port.startReading()
 
     def close_all(self) -> Deferred[None]:
         """Close every connection: the undecided at once, the others after what is written has left.
@@ -298,19 +321,3 @@ class FrontDoor(ServerFactory):
             "{peer} is a public address, and what crosses this port is not encrypted: use a private network or sshd",
             peer=peeker.peer,
         )
-
-    def _pause(self) -> None:
-        if self.port is None:
-            return
-        self._paused = True
-        self.port.stopReading()
-        self.log.warn(
-            "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
-            "(raise the limit with ulimit -n or LimitNOFILE)",
-            count=len(self._connections),
-        )
-
-    def _resume(self) -> None:
-        assert self.port is not None
-        self._paused = False
-        self.port.startReading()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,7 +19,7 @@ from typing import Any, Final, Protocol
 from twisted.logger import Logger
 
 from flodl_tw.core import views
-from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.ledger import MAX_TEXT_BYTES, Ledger, Member, Offer
 from flodl_tw.core.refusals import Refusal, Word
 from flodl_tw.core.window import (
     Failed,
@@ -33,8 +34,10 @@ from flodl_tw.core.window import (
     verdict,
 )
 from flodl_tw.core.wire import SALT_BYTES
-from flodl_tw.core.world import World
+from flodl_tw.core.world import LaunchSettings, World
 
+SHOWN_REFUSALS: Final = 20
+"""Refused hosts that a run remembers for its page."""
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
 
@@ -58,6 +61,17 @@ class LinkEnd(Enum):
     PROTOCOL_ERROR = "protocol error"
 
 
+@dataclass(slots=True)
+class RefusedHost:
+    """A host that was refused, for the page: the last reason, when (seconds since the opening), and how often."""
+
+    host: str
+    address: str
+    refusal: Refusal
+    at: float
+    times: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """What a run is given; the same for every run of a controller."""
@@ -67,6 +81,9 @@ class RunSettings:
     dataset_sig: bytes | None = None
     model_sig: bytes | None = None
     on_loss: OnLoss = OnLoss.ABORT
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    one_salt: bool = False
+    """Whether the ranks' salt is the session's: a backend behind a forwarded channel knows no other."""
 
 
 class ControlLink(Protocol):
@@ -119,8 +136,16 @@ class Run:
         self.world: World | None = None
         self.failure: str | None = None
         """Why the run failed; set once, by the first cause."""
+        self.first_casualty: str | None = None
+        """The first lost host or failed rank."""
         self.armed = False
         self.refused = 0
+        self.refused_hosts: OrderedDict[tuple[str, Word], RefusedHost] = OrderedDict()
+        """The hosts refused last, by name and word, the oldest first; at most ``SHOWN_REFUSALS``."""
+        self.ends: dict[Member, LinkEnd] = {}
+        """How the links of the world's members ended, so far."""
+        self.failed_ranks: dict[int, int] = {}
+        """The codes of ranks that did not exit with 0."""
         self._seconds = seconds
         self._happened = happened
         self._opened = seconds()
@@ -129,10 +154,10 @@ class Run:
         self._to_ship: list[Member] = []
         self._unreported: dict[Member, int] = {}
         """Which ranks have not reported an exit: bit N is the member's Nth rank."""
-        self._all_zero = True
         self._abort_due = False
         self._members_json = (-1, "[]")
         self._newcomers: list[str] = []
+        self._parts: list[Callable[[], None]] = []
 
     # What is asked of a run
 
@@ -204,6 +229,7 @@ class Run:
         outcome = self.ledger.admit(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
         if isinstance(outcome, Refusal):
             self.refuse(outcome, f"host {offer.hello.host!r} at {offer.address}")
+            self._remember(offer, outcome, standing.elapsed)
             if isinstance(due, Open):
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
                 self.refused += 1
@@ -219,6 +245,15 @@ class Run:
     def refuse(self, refusal: Refusal, who: str) -> None:
         """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
+
+    def _remember(self, offer: Offer, refusal: Refusal, now: float) -> None:
+        key = (offer.hello.host, refusal.word)
+        before = self.refused_hosts.pop(key, None)
+        times = 1 if before is None else before.times + 1
+        # A name that is refused for its length is not kept whole.
+        self.refused_hosts[key] = RefusedHost(offer.hello.host[:MAX_TEXT_BYTES], offer.address, refusal, now, times)
+        if len(self.refused_hosts) > SHOWN_REFUSALS:
+            self.refused_hosts.popitem(last=False)
 
     def arm(self) -> None:
         """The operator started the run; it stays armed until the run ends."""
@@ -241,8 +276,10 @@ class Run:
                 end=end.value,
                 standing=self.progress(),
             )
-        elif self.failure is None and (missing := self._unreported.get(member)):
-            self._lost(member, end, missing)
+        else:
+            self.ends[member] = end
+            if self.failure is None and (missing := self._unreported.get(member)):
+                self._lost(member, end, missing)
         self._happened()
 
     def rank_exited(self, member: Member, accepted_rank: int, code: int) -> None:
@@ -264,7 +301,7 @@ class Run:
         log = self.log.warn if code else self.log.info
         log("{host!r}: rank {rank}{alias} exited with {text}", host=member.host, rank=rank, alias=alias, text=text)
         if code:
-            self._all_zero = False
+            self.failed_ranks[rank] = code
             self._casualty(f"rank {rank} of host {member.host!r} exited with {text}")
         self._happened()
 
@@ -278,7 +315,7 @@ class Run:
             if isinstance(judged, Formed):
                 self._form(judged.why)
             elif isinstance(judged, Failed):
-                self.fail(judged.why)
+                self.fail(judged.why + self._refused_text())
         if self._abort_due:
             self._abort_all()
         if self._closed_phase is Phase.FORMING:
@@ -293,6 +330,22 @@ class Run:
         self._to_ship.clear()
         self._abort_due = True
         self.log.error("the run has failed: {why}", why=self.failure)
+        self._end_parts()
+
+    def part_failed(self, why: str) -> None:
+        """Something that the world cannot do without has failed, whatever ``on_loss`` says."""
+        if self._closed_phase in (Phase.FORMING, Phase.TRAINING):
+            self.fail(why)
+            self._happened()
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Have ``end`` called once, when this run is done or has failed."""
+        self._parts.append(end)
+
+    def _end_parts(self) -> None:
+        parts, self._parts = self._parts, []
+        for end in parts:
+            end()
 
     def _tell_newcomers(self) -> None:
         """Log who joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
@@ -303,7 +356,8 @@ class Run:
 
     def _form(self, why: str) -> None:
         seats = tuple(self.ledger.roster())
-        self.world = World(seats, secrets.token_bytes(SALT_BYTES))
+        salt = self.session_salt if self.settings.one_salt else secrets.token_bytes(SALT_BYTES)
+        self.world = World(seats, salt, self.settings.launch)
         self._closed_phase = Phase.FORMING
         self._seats = dict(seats)
         self._unreported = {member: (1 << member.size) - 1 for member, _ in seats}
@@ -343,11 +397,11 @@ class Run:
         more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
         what = f"host {member.host!r} {how} before the exit of its rank {named}{more} was reported"
-        self._all_zero = False
         self.log.warn("lost {what}", what=what)
         self._casualty(what)
 
     def _casualty(self, what: str) -> None:
+        self.first_casualty = self.first_casualty or what
         if self.settings.on_loss is OnLoss.ABORT and self.failure is None:
             self.fail(what)
 
@@ -358,19 +412,37 @@ class Run:
             link.send_abort(self.failure)
 
     def _finish(self) -> None:
-        if self._all_zero and not any(self._unreported.values()):
+        if self.first_casualty is None:
             self._closed_phase = Phase.DONE
             self.log.info("the run is done: every rank exited with code 0")
         else:
             self._closed_phase = Phase.FAILED
-            self.failure = self.failure or "not every rank exited with code 0"
+            self.failure = self.first_casualty
             self.log.error("the run has failed: {why}", why=self.failure)
+        self._end_parts()
+
+    def _refused_text(self) -> str:
+        """Who was refused, for the reason of a window that failed."""
+        shown = [f"{refused.host!r} ({refused.refusal.word.word})" for refused in self.refused_hosts.values()][-4:]
+        return f"; refused meanwhile: {', '.join(shown)}" if shown else ""
+
+    def exits(self, member: Member) -> str:
+        """What is known of the exits of a world's member, for people."""
+        ranks = self._seats.get(member)
+        if ranks is None:
+            return ""
+        reported = member.size - self._unreported[member].bit_count()
+        failed = [
+            f"rank {rank} with {exit_text(self.failed_ranks[rank])}" for rank in ranks if rank in self.failed_ranks
+        ]
+        return ", ".join([f"{reported} of {member.size}", *failed])
 
     def _window_closed(self, due: Verdict | None) -> Refusal:
         # What closes the window may have happened in this very turn, whose end takes the verdict.
         phase = {Formed: Phase.FORMING, Failed: Phase.FAILED}.get(type(due), self.phase)
         return Refusal(
-            Word.WINDOW_CLOSED, f"the run is {phase.value}, and its membership is settled: wait for the next run"
+            Word.WINDOW_CLOSED,
+            f"the run is {phase.value}, and its membership is settled: wait for the next run, if there is one",
         )
 
     def progress(self) -> str:

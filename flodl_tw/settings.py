@@ -15,10 +15,25 @@ from typing import Any, Final, TypeVar
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import SIGNATURE_BYTES
 from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSettings
+from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import Limits, parse_scale, scaled
 from flodl_tw.run import OnLoss, RunSettings
 from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file
 
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
+NOT_GIVEN: Final = (
+    *("cluster", "port-file", "target-ranks", "max-join-timeout", "rendezvous", "data", "control"),
+    *("token-file", "dataset-sig", "model-sig", "state-dir"),
+)
+DEFAULTS: Final[dict[str, Any]] = {
+    **dict.fromkeys(NOT_GIVEN),
+    "port": "29500",
+    "interface": "",
+    "min-rank-start": "1",
+    "join-timeout": "300",
+    "start": "auto",
+}
+"""What an option is that neither the command nor the cluster file gives."""
 Choice = TypeVar("Choice", bound=Enum)
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
@@ -33,6 +48,8 @@ class Settings:
 
     run: RunSettings
     limits: Limits
+    backends: Mapping[str, str]
+    native_rendezvous: bool
     interface: str
     port: int
     port_file: Path | None
@@ -85,12 +102,12 @@ def _backend(options: Mapping[str, Any]) -> bool:
 
 
 def _window(options: Mapping[str, Any], scale: float) -> WindowSettings:
-    join_timeout = _number(options, "join-timeout", 0, MAX_SECONDS)
+    join_timeout = _number(options, "join-timeout", 1, MAX_SECONDS)
     if options["max-join-timeout"] is None:
         # The default follows a window that was made longer than it.
         max_join_timeout = max(DEFAULT_CAP, join_timeout)
     else:
-        max_join_timeout = _number(options, "max-join-timeout", 0, MAX_SECONDS)
+        max_join_timeout = _number(options, "max-join-timeout", 1, MAX_SECONDS)
     target = options["target-ranks"]
     settings = WindowSettings(
         min_rank_start=_number(options, "min-rank-start", 1, MAX_COUNT),
@@ -122,12 +139,33 @@ def _token(options: Mapping[str, Any], environ: Mapping[str, str]) -> bytes | No
     return token
 
 
+def _backends(options: Mapping[str, Any]) -> dict[str, str]:
+    """The channels that are forwarded, by name, with their endpoints."""
+    named = {name: options[name] for name in ("rendezvous", "data", "control")}
+    return {name: text for name, text in named.items() if text is not None and text not in ("native", "off")}
+
+
+def _native_rendezvous(options: Mapping[str, Any]) -> bool:
+    chosen = options["rendezvous"]
+    return bool(chosen == "native" or (chosen is None and _backend(options)))
+
+
+def _launch(options: Mapping[str, Any]) -> LaunchSettings:
+    relay = None
+    if options["control"] is not None:
+        ceiling = _number(options, "frame-ceiling", 4096, 1 << 40)
+        relay = RelaySettings(data_channel=options["data"] is not None, frame_ceiling=ceiling)
+    return LaunchSettings(walk_in=WorkerFields(nccl_socket_ifname=options["nccl-socket-ifname"]), relay=relay)
+
+
 def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """The settings that ``options`` (texts by long name) and the environment ask for.
 
     Raises SettingError for the first that cannot be used.
     """
     scale, warning = parse_scale(environ.get("FLODL_NET_TIMEOUT_SCALE"))
+    options = {**DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
+    backends = _backends(options)
     return Settings(
         run=RunSettings(
             window=_window(options, scale),
@@ -135,7 +173,11 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
             dataset_sig=_signature(options, "dataset-sig"),
             model_sig=_signature(options, "model-sig"),
             on_loss=_choice(options, "on-loss", OnLoss),
+            launch=_launch(options),
+            one_salt=bool(backends),
         ),
+        backends=backends,
+        native_rendezvous=_native_rendezvous(options),
         limits=Limits.at(scale),
         interface=options["interface"],
         port=_port(options),
@@ -145,10 +187,19 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
         after_run=_choice(options, "after-run", AfterRun),
         max_pending=_number(options, "max-pending", 1, MAX_COUNT),
         max_pending_per_host=_number(options, "max-pending-per-host", 1, MAX_COUNT),
-        allowed_hosts=tuple(options["allowed-host"]),
+        allowed_hosts=_allowed_hosts(options),
         state_dir=Path(options["state-dir"]).absolute() if options["state-dir"] else default_state_dir(environ),
         warnings=() if warning is None else (warning,),
     )
+
+
+def _allowed_hosts(options: Mapping[str, Any]) -> tuple[str, ...]:
+    for name in options["allowed-host"]:
+        if not _HOST_NAME.fullmatch(name):
+            raise SettingError(
+                "--allowed-host", repr(name), "it is no host name", "give the name alone, without a port"
+            )
+    return tuple(options["allowed-host"])
 
 
 def _port(options: Mapping[str, Any]) -> int:

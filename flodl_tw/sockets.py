@@ -41,15 +41,7 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_NODELAY, 1),
-            (socket.TCP_USER_TIMEOUT, _timeout_ms(limits.write_stall)),
-            (socket.TCP_KEEPIDLE, min(limits.keepalive_idle, _MOST_KEEPALIVE_SECS)),
-            (socket.TCP_KEEPINTVL, min(limits.keepalive_interval, _MOST_KEEPALIVE_SECS)),
-            (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
-        ):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        _tune(sock, limits)
         if sock.family is socket.AF_INET6:
             # The system's default may be either; an operator who lists one address means that one.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -59,6 +51,18 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
         sock.close()
         raise _bind_error(interface, port, error) from None
     return sock
+
+
+def _tune(sock: socket.socket, limits: Limits) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_USER_TIMEOUT, _timeout_ms(limits.write_stall)),
+        (socket.TCP_KEEPIDLE, min(limits.keepalive_idle, _MOST_KEEPALIVE_SECS)),
+        (socket.TCP_KEEPINTVL, min(limits.keepalive_interval, _MOST_KEEPALIVE_SECS)),
+        (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _timeout_ms(seconds: int) -> int:
@@ -176,6 +180,13 @@ def tune_link(transport: Any, limits: Limits) -> None:
     handle = cast(socket.socket | None, transport.getHandle())
     if handle is not None:
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _timeout_ms(limits.link_stall))
+
+
+def tune_backend(transport: Any, limits: Limits) -> None:
+    """Give the backend's leg of a forward what accepted connections inherit; a Unix socket needs none of it."""
+    handle = cast(socket.socket, transport.getHandle())
+    if handle.family in (socket.AF_INET, socket.AF_INET6):
+        _tune(handle, limits)
 
 
 class WatchedServer(tcp.Server):

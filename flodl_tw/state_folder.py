@@ -33,7 +33,7 @@ def parse_token(text: str, source: str, shown: str) -> bytes:
             source,
             shown,
             f"a token is {2 * SALT_BYTES} hex digits, this is {len(token)} characters" + _hex_note(token),
-            "make one with: openssl rand -hex 16",
+            "make one with: openssl rand -hex 16" + (", or unset it" if source == TOKEN_VARIABLE else ""),
         )
     return bytes.fromhex(token)
 

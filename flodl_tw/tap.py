@@ -33,15 +33,21 @@ class Options(usage.Options):
     longdesc = "Forms a training world from hosts that dial in, on one port."
     optFlags = [["open-admission", None, "Admit hosts without a token on a bind that others reach."]]
     optParameters = [
-        ["port", "p", "29500", "Port to listen on; 0 lets the system choose (with --port-file)."],
+        ["cluster", None, None, "A cluster.yml of flodl, or an fdl.yml with its cluster block; options win over it."],
+        ["port", "p", None, "Port to listen on [default: 29500]; 0 lets the system choose (with --port-file)."],
         ["port-file", None, None, "File that gets the port once it is listened on."],
-        ["interface", None, "", "Address to listen on [default: all, IPv4 and IPv6]."],
-        ["min-rank-start", None, "1", "Quorum: ranks without which no world forms."],
+        ["interface", None, None, "Address to listen on [default: all, IPv4 and IPv6]."],
+        ["min-rank-start", None, None, "Quorum: ranks without which no world forms [default: 1]."],
         ["target-ranks", None, None, "Ranks at which the window closes at once."],
-        ["join-timeout", None, "300", "Seconds that the window is open for."],
+        ["join-timeout", None, None, "Seconds that the window is open for [default: 300]."],
         ["max-join-timeout", None, None, "Hard cap in seconds [default: 600, or --join-timeout if that is more]."],
-        ["start", None, "auto", "Who closes the window: auto (the clock), manual (the operator) or hybrid."],
+        ["start", None, None, "Who closes the window: auto (the clock, the default), manual (the operator) or hybrid."],
         ["backend", None, "nccl", "Data plane: nccl (one GPU vendor, one NCCL minor version) or cpu."],
+        ["rendezvous", None, None, "Rendezvous channel: native, off, or an endpoint [default: native, off with cpu]."],
+        ["data", None, None, "Endpoint that the data channel is forwarded to, such as tcp:HOST:PORT or unix:PATH."],
+        ["control", None, None, "Endpoint that the control channel is forwarded to: where a coordinator listens."],
+        ["frame-ceiling", None, "1073741824", "Bytes of the largest frame that relays pass on (with --control)."],
+        ["nccl-socket-ifname", None, "", "Network interface for the ranks of hosts that no cluster file names."],
         [
             "token-file",
             None,
@@ -55,12 +61,7 @@ class Options(usage.Options):
         ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
         ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
         ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
-        [
-            "state-dir",
-            None,
-            None,
-            "Folder for the lock and the made token [default: $STATE_DIRECTORY or $XDG_STATE_HOME].",
-        ],
+        ["state-dir", None, None, "Folder for lock and made token [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
     ]
 
     def __init__(self) -> None:
@@ -203,7 +204,15 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
         FrontDoor.__module__,
         observer=FilteringLogObserver(globalLogPublisher, [LogLevelFilterPredicate(LogLevel.info)]),
     )
-    front.routes = channels(front, controller, port, settings.allowed_hosts)
+    front.routes = channels(
+        front,
+        controller,
+        port,
+        allowed_hosts=settings.allowed_hosts,
+        native_rendezvous=settings.native_rendezvous,
+        backends=settings.backends,
+        reactor=reactor,
+    )
     services = MultiService()
     # Stopped in reverse: the controller says goodbye on its links before the door closes them.
     for part in (Announcement(settings, bound, source, capacity), Door(clock, bound, front, settings), controller):

@@ -20,8 +20,20 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from flodl_tw.controller import AfterRun, Controller
-from flodl_tw.core.messages import Accept, Hello, JoinMessage, RankExited, WorldFormed, decode_join, encode_join
-from flodl_tw.core.wire import JOIN_MAGIC, ZERO_KEY, FrameReader
+from flodl_tw.core.messages import (
+    Accept,
+    Hello,
+    JoinMessage,
+    RankExited,
+    RendezvousHello,
+    RendezvousMessage,
+    WorldFormed,
+    decode_join,
+    decode_rendezvous,
+    encode_join,
+    encode_rendezvous,
+)
+from flodl_tw.core.wire import JOIN_MAGIC, RENDEZVOUS_MAGIC, ZERO_KEY, FrameReader
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
 from flodl_tw.run import RunSettings
@@ -80,6 +92,33 @@ class HostTalk:
             if frame.version != self.version or key is None or not frame.verifies(key):
                 raise AssertionError(f"{message} does not verify, or is not in version {self.version}")
             messages.append(message)
+        return messages
+
+
+class RankTalk:
+    """A rank's side of the rendezvous: messages to bytes and back, with no I/O.  ``salt`` is its envelope's."""
+
+    def __init__(self, salt: bytes, version: int = 4) -> None:
+        self.salt = salt
+        self.version = version
+        self._reader = FrameReader()
+
+    def hello(self, rank: int, host: str, dataset_sig: bytes = bytes(32)) -> bytes:
+        """The first bytes of a dial: the channel's magic and the Hello."""
+        return RENDEZVOUS_MAGIC + self.frame(RendezvousHello(dataset_sig, rank, host))
+
+    def frame(self, message: RendezvousMessage) -> bytes:
+        """Any message as a frame."""
+        return encode_rendezvous(self.salt, self.version, message)
+
+    def feed(self, data: bytes) -> list[RendezvousMessage]:
+        """The messages that ``data`` completes; each must verify."""
+        self._reader.feed(data)
+        messages = []
+        while (frame := self._reader.next_frame()) is not None:
+            if frame.version != self.version or not frame.verifies(self.salt):
+                raise AssertionError(f"a frame does not verify, or is not in version {self.version}")
+            messages.append(decode_rendezvous(frame.payload))
         return messages
 
 
@@ -244,6 +283,7 @@ class ClockedController:
         after_run: AfterRun = AfterRun.HOLD,
         limits: Limits | None = None,
         allowed_hosts: tuple[str, ...] = (),
+        native_rendezvous: bool = False,
         **door: Any,
     ) -> None:
         from flodl_tw.channels import channels
@@ -258,7 +298,9 @@ class ClockedController:
             finished=lambda phase: self.finished.append(phase.value),
         )
         self.front = FrontDoor(self.clock, limits or Limits(), **door)
-        self.front.routes = channels(self.front, self.controller, PORT, allowed_hosts)
+        self.front.routes = channels(
+            self.front, self.controller, PORT, allowed_hosts=allowed_hosts, native_rendezvous=native_rendezvous
+        )
         self.controller.startService()
 
     def dial(self, host: str = "10.0.0.1", **options: Any) -> FakeDial:

@@ -68,7 +68,8 @@ class DocumentedTables(unittest.TestCase):
         documented = {word for row in table("tap.md", "word") for word in row[0].split(", ")}
         used = set()
         for source in (ROOT / "flodl_tw").rglob("*.py"):
-            used |= set(re.findall(r'\.(?:drop|dropped|left)\(\s*"([a-z-]+)"', source.read_text()))
+            used |= set(re.findall(r'\.(?:drop|_drop|dropped|left)\(\s*"([a-z-]+)"', source.read_text()))
+            used |= set(re.findall(r'(?:return |ended\[)"([a-z]+-[a-z-]+)"', source.read_text()))
         from flodl_tw.web.gate import PHRASES
 
         self.assertEqual(documented, used | {f"http-{code}" for code in PHRASES})

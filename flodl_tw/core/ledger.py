@@ -355,10 +355,13 @@ def agreement(fact: Fact) -> Check:
             return None
         setter = ledger.setter(fact)
         source = "the operator" if setter is None else f"{_cut(setter.host)} (the first to state it)"
+        blame = (
+            "" if setter is None else f"; if {_cut(setter.host)} is the one that is wrong, end its agent and dial again"
+        )
         return Refusal(
             fact.word,
             f"{_cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
-            f"{fact.shown(expected)}, set by {source}: {fact.advice}",
+            f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}",
         )
 
     return check

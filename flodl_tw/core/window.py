@@ -69,8 +69,8 @@ class WindowSettings:
             )
         if self.target_ranks is not None:
             self._check_target(self.target_ranks)
-        if self.join_timeout < 0:
-            raise SettingError("--join-timeout", self.join_timeout, "the least is 0 s", "give a time in seconds")
+        if self.join_timeout < 1:
+            raise SettingError("--join-timeout", self.join_timeout, "the least is 1 s", "give a time in seconds")
         if self.max_join_timeout < self.join_timeout:
             raise SettingError(
                 "--max-join-timeout",

@@ -1,11 +1,56 @@
-"""The formed world: final ranks, and the envelope that each host is sent."""
+"""The formed world: final ranks, and what each host is sent for its ranks and its relay."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from flodl_tw.core.ledger import Member
 from flodl_tw.core.views import compact
+
+FRAME_CEILING: Final = 1 << 30
+"""Bytes of the largest frame that a relay passes on, unless the operator says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFields:
+    """What the operator says of one host; empty for a walk-in.
+
+    ``gpu_ram_share`` is in (0, 1].  Fields that are None are left out.
+    """
+
+    nccl_socket_ifname: str = ""
+    path: str = ""
+    arch: str | None = None
+    data_path: str | None = None
+    gpu_ram_share: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of the envelope's ``worker`` that the operator gives."""
+        given: dict[str, Any] = {"nccl_socket_ifname": self.nccl_socket_ifname, "path": self.path}
+        for name in ("arch", "data_path", "gpu_ram_share"):
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """What a host's relay is told where a coordinator runs behind the control channel."""
+
+    data_channel: bool = False
+    frame_ceiling: int = FRAME_CEILING
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """What the operator adds to what a world's hosts are sent: by host name, and for everybody else."""
+
+    roster: Mapping[str, WorkerFields] = field(default_factory=dict)
+    walk_in: WorkerFields = field(default_factory=WorkerFields)
+    relay: RelaySettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +61,8 @@ class World:
     """
 
     seats: tuple[tuple[Member, range], ...]
-    salt: bytes
+    salt: bytes = field(repr=False)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     world_size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -28,6 +74,7 @@ class World:
         ``dial_host`` and ``port`` are where this host's dial arrived, so that
         its ranks reach the controller the way that it did.
         """
+        fields = self.launch.roster.get(member.host, self.launch.walk_in)
         envelope = {
             "controller": {"host": dial_host, "port": port},
             "world_size": self.world_size,
@@ -36,9 +83,30 @@ class World:
                 "host": member.host,
                 "ranks": list(ranks),
                 "local_devices": list(member.offer.hello.local_devices),
-                "nccl_socket_ifname": "",
-                "path": "",
+                **fields.as_json(),
             },
             "salt": self.salt.hex(),
         }
-        return compact(envelope).encode("utf-8").hex()
+        return _hex(envelope)
+
+    def relay_spec_hex(self, member: Member, ranks: range, dial_host: str, port: int) -> str | None:
+        """The same for the host's relay; None where there is no coordinator behind the control channel."""
+        relay = self.launch.relay
+        if relay is None:
+            return None
+        return _hex(
+            {
+                "host": member.host,
+                "controller_host": dial_host,
+                "controller_port": port,
+                "ranks": list(ranks),
+                "salt_hex": self.salt.hex(),
+                "world_size": self.world_size,
+                "data_channel": relay.data_channel,
+                "frame_ceiling_bytes": relay.frame_ceiling,
+            }
+        )
+
+
+def _hex(value: dict[str, Any]) -> str:
+    return compact(value).encode("utf-8").hex()

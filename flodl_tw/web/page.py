@@ -7,6 +7,8 @@ from typing import Final
 
 from twisted.web.template import Tag, tags
 
+from flodl_tw.controller import Controller
+from flodl_tw.core.window import Phase, StartMode
 from flodl_tw.run import Run, rank_span
 
 STYLE: Final = """
@@ -26,6 +28,18 @@ def join_command(endpoint: str, credentialed: bool) -> str:
     return f"fdl join {endpoint} --bin PROGRAM{token}"
 
 
+def _window(run: Run, window_secs: int | None) -> str:
+    """When the window closes, as it stands."""
+    if run.settings.window.start_mode is StartMode.MANUAL:
+        return "is held for the operator's start"
+    quorum = run.ledger.joined_ranks >= run.settings.window.min_rank_start
+    if window_secs is None:
+        return "is past: the world forms as soon as there is a quorum"
+    return f"closes in {window_secs} s, " + (
+        "with the quorum that there is" if quorum else "if there is a quorum by then"
+    )
+
+
 def _facts(run: Run) -> list[tuple[str, str]]:
     head = run.state_head()
     target = head["target_ranks"]
@@ -35,9 +49,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("Hosts", str(head["joined_hosts"])),
         ("Start", head["start_mode"] + (", armed" if head["start_armed"] else "")),
     ]
-    for label, key in (("Window closes in", "window_remaining_secs"), ("Hard cap in", "cap_remaining_secs")):
-        if head[key] is not None:
-            facts.append((label, f"{head[key]} s"))
+    if run.is_open:
+        facts.append(("Window", _window(run, head["window_remaining_secs"])))
+        facts.append(("Hard cap", f"the run fails in {head['cap_remaining_secs']} s if no world has formed"))
     return facts
 
 
@@ -53,9 +67,11 @@ def _row(cells: list[str], cell: Tag) -> Tag:
 def _members(run: Run) -> Tag:
     if not run.ledger.joined_hosts:
         return tags.p("No host has joined.")
-    rows = [_row(["Host", "Ranks", "Devices", "From", "GPUs", "libtorch", "Joined after", "Link"], tags.th)]
+    headings = ["Host", "Ranks", "Devices", "From", "GPUs", "libtorch", "Joined after", "Link", "Exited"]
+    rows = [_row(headings, tags.th)]
     for member, ranks in run.ledger.roster():
         hello = member.offer.hello
+        end = run.ends.get(member)
         rows.append(
             _row(
                 [
@@ -66,7 +82,8 @@ def _members(run: Run) -> Tag:
                     printable(", ".join(hello.gpus)),
                     printable(hello.libtorch),
                     f"{int(member.joined_at)} s",
-                    "open" if member in run.links else "closed",
+                    "open" if end is None else end.value,
+                    run.exits(member),
                 ],
                 tags.td,
             )
@@ -74,8 +91,29 @@ def _members(run: Run) -> Tag:
     return tags.table(rows)
 
 
-def page(run: Run, endpoint: str, credentialed: bool, ended: Mapping[str, int]) -> Tag:
+def _refused(run: Run) -> list[Tag]:
+    if not run.refused_hosts:
+        return []
+    rows = [_row(["Host", "From", "After", "Times", "Reason"], tags.th)]
+    for refused in reversed(run.refused_hosts.values()):
+        cells = [printable(refused.host), refused.address, f"{int(refused.at)} s", str(refused.times)]
+        rows.append(_row([*cells, refused.refusal.reason], tags.td))
+    return [tags.h2("Refused"), tags.table(rows)]
+
+
+def _operator(run: Run, endpoint: str, credentialed: bool) -> list[Tag]:
+    """What the operator can do now."""
+    if not run.is_open:
+        return []
+    hints = [tags.p("Join a host: ", tags.code(join_command(endpoint, credentialed)))]
+    if run.phase is Phase.STAGING:
+        hints.append(tags.p("Start the run: ", tags.code(f"fdl start --addr {endpoint}")))
+    return hints
+
+
+def page(controller: Controller, endpoint: str, ended: Mapping[str, int]) -> Tag:
     """The whole page.  ``endpoint`` is where the browser reached us; ``ended`` counts connections that got nowhere."""
+    run = controller.run
     head = [
         tags.meta(charset="utf-8"),
         tags.meta(**{"http-equiv": "refresh", "content": "3"}),
@@ -85,10 +123,12 @@ def page(run: Run, endpoint: str, credentialed: bool, ended: Mapping[str, int]) 
     body = [tags.h1("flodl controller"), tags.p("The run is ", tags.span(run.phase.value, class_="phase"), ".")]
     if run.failure is not None:
         body.append(tags.p(run.failure, class_="failure"))
+    if controller.last_outcome is not None:
+        body.append(tags.p(f"The run before it: {controller.last_outcome}."))
     body.append(tags.dl([[tags.dt(label), tags.dd(text)] for label, text in _facts(run)]))
     body.append(_members(run))
-    if run.is_open:
-        body.append(tags.p("Join a host: ", tags.code(join_command(endpoint, credentialed))))
+    body.extend(_refused(run))
+    body.extend(_operator(run, endpoint, controller.credentialed))
     if ended:
         counts = ", ".join(f"{word} {count}" for word, count in sorted(ended.items()))
         body.append(tags.p(f"Connections that got nowhere since the start: {counts}."))

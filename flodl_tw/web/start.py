@@ -72,7 +72,10 @@ def web_page_reason(attempt: StartAttempt, token_is_valid: bool, own_names: froz
     name, _ = split_host(attempt.host)
     if _is_address(name) or name in own_names:
         return None
-    return f"its Host {name!r} is no name of this machine (allow it with --allowed-host, or send the token)"
+    return (
+        f"its Host {name!r} is no name of this machine (start the controller with --allowed-host {name}, "
+        "or send the token as Authorization: Bearer TOKEN)"
+    )
 
 
 def start_refusal(run: Run, attempt: StartAttempt, own_names: frozenset[str]) -> tuple[int, str] | None:
@@ -80,10 +83,10 @@ def start_refusal(run: Run, attempt: StartAttempt, own_names: frozenset[str]) ->
     token_is_valid = attempt.has_token(run.session_salt.hex())
     page = web_page_reason(attempt, token_is_valid, own_names)
     if page is not None:
-        return 403, f"a web page may not start a run: {page}"
+        return 403, f"this may be a web page's doing, which may not start a run: {page}"
     if not attempt.from_loopback and not token_is_valid:
         given = "the token that came with it is not this run's" if attempt.tokens else "it came without a token"
-        return 403, f"a start from another host needs the token, and {given}: send ?token= or Authorization: Bearer"
+        return 403, f"a start from another host needs the token, and {given}: send Authorization: Bearer TOKEN"
     window = run.settings.window
     if window.start_mode is StartMode.AUTO:
         return 409, (

@@ -58,8 +58,11 @@ class Status:
         if b"text/html" not in (request.getHeader(b"accept") or b""):
             return await _answer(request, 200, self.controller.run.state_json())
         here = request.getHost()
-        endpoint = show_endpoint(classify(here.host).shown, here.port)
-        shown = page(self.controller.run, endpoint, self.controller.credentialed, self._ended)
+        address = classify(here.host)
+        # Through loopback a worker's way is another one, unless the port is bound there alone.
+        reachable = address.shown if not address.loopback or not self.controller.credentialed else socket.gethostname()
+        endpoint = show_endpoint(reachable, here.port)
+        shown = page(self.controller, endpoint, self._ended)
         body: bytes = await flattenString(request, shown)
         request.setHeader(b"content-security-policy", POLICY.encode())
         request.setHeader(b"x-content-type-options", b"nosniff")

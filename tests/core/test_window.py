@@ -183,8 +183,8 @@ SETTINGS: tuple[tuple[str, dict[str, Any], tuple[str, ...] | None], ...] = (
     ),
     ("a target with a hybrid start", {"target_ranks": 8, "start_mode": HYBRID}, None),
     ("a manual start", {"start_mode": MANUAL}, None),
-    ("no window", {"join_timeout": 0}, None),
-    ("a window below 0", {"join_timeout": -1}, ("--join-timeout -1:", "the least is 0 s", "give a time in seconds")),
+    ("no window", {"join_timeout": 0}, ("--join-timeout 0:", "the least is 1 s", "give a time in seconds")),
+    ("a window below 0", {"join_timeout": -1}, ("--join-timeout -1:", "the least is 1 s", "give a time in seconds")),
     ("a cap at the window", {"join_timeout": 300, "max_join_timeout": 300}, None),
     (
         "a cap below the window",

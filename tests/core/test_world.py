@@ -7,13 +7,13 @@ import unittest
 
 from flodl_tw.core.ledger import Ledger, Member, Offer
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.world import World
+from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields, World
 
 SALT = bytes.fromhex("00112233445566778899aabbccddeeff")
 HOSTS = (("c", b"\0\1"), ("gone", b"\0"), ('a "ü"', b"\7\3\xff"))
 
 
-def world_of_two() -> World:
+def world_of_two(launch: LaunchSettings | None = None) -> World:
     """Two hosts, after one in the middle has left."""
     ledger = Ledger()
     for host, devices in HOSTS:
@@ -21,7 +21,7 @@ def world_of_two() -> World:
     gone = ledger.member("gone")
     assert gone is not None
     ledger.depart(gone)
-    return World(tuple(ledger.roster()), SALT)
+    return World(tuple(ledger.roster()), SALT, launch or LaunchSettings())
 
 
 class TestWorld(unittest.TestCase):
@@ -45,6 +45,56 @@ class TestWorld(unittest.TestCase):
             '"salt":"00112233445566778899aabbccddeeff"}',
         )
         self.assertRegex(envelope, "^([0-9a-f]{2})+$")
+
+    def test_a_host_of_the_roster_gets_its_entry_and_a_walk_in_the_default(self) -> None:
+        entry = WorkerFields("eth0", "/srv", "precompiled/cu128", "/data", 0.5)
+        world = world_of_two(LaunchSettings({"c": entry}, WorkerFields(nccl_socket_ifname="ib0")))
+        workers = [
+            json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))["worker"]
+            for member, ranks in world.seats
+        ]
+        self.assertEqual(
+            workers,
+            [
+                {
+                    "host": "c",
+                    "ranks": [0, 1],
+                    "local_devices": [0, 1],
+                    "nccl_socket_ifname": "eth0",
+                    "path": "/srv",
+                    "arch": "precompiled/cu128",
+                    "data_path": "/data",
+                    "gpu_ram_share": 0.5,
+                },
+                {
+                    "host": 'a "ü"',
+                    "ranks": [2, 3, 4],
+                    "local_devices": [7, 3, 255],
+                    "nccl_socket_ifname": "ib0",
+                    "path": "",
+                },
+            ],
+        )
+
+    def test_there_is_a_relay_spec_only_where_there_is_a_coordinator(self) -> None:
+        world, member, ranks = self.seat(1)
+        self.assertIsNone(world.relay_spec_hex(member, ranks, "10.0.0.100", 29500))
+        for relay, data_channel, ceiling in (
+            (RelaySettings(), "false", 1073741824),
+            (RelaySettings(True, 4096), "true", 4096),
+        ):
+            spec = world_of_two(LaunchSettings(relay=relay)).relay_spec_hex(member, ranks, "10.0.0.100", 29500)
+            assert spec is not None
+            with self.subTest(relay):
+                self.assertEqual(
+                    bytes.fromhex(spec).decode("utf-8"),
+                    '{"host":"a \\"ü\\"","controller_host":"10.0.0.100","controller_port":29500,"ranks":[2,3,4],'
+                    '"salt_hex":"00112233445566778899aabbccddeeff","world_size":5,'
+                    f'"data_channel":{data_channel},"frame_ceiling_bytes":{ceiling}}}',
+                )
+
+    def test_the_salt_is_not_in_a_world_s_repr(self) -> None:
+        self.assertNotIn("salt", repr(world_of_two()))
 
     def test_each_host_has_its_own_ranks_devices_and_way_to_the_controller(self) -> None:
         world, member, ranks = self.seat(1)

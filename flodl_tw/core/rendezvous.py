@@ -1,0 +1,205 @@
+"""The native rendezvous: how the ranks of one world agree on a communicator's unique id.
+
+Events go in, effects come out, in the order in which they are to be carried
+out.  A peer is whatever the caller uses for a connection; nothing here touches
+one.  Every rank dials and says Hello; when all have, one is told to generate
+the id and the others to wait; the id goes from the one to all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from flodl_tw.core.ledger import Member
+from flodl_tw.core.messages import RendezvousHello, RendezvousMessage, Role, RoleGiven, Uid
+from flodl_tw.core.refusals import short_id
+
+Peer = Hashable
+
+
+class Timer(Enum):
+    """The deadlines that a rendezvous asks for; each is one at a time."""
+
+    QUIET = "quiet"
+    UID = "uid"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write a message to a peer."""
+
+    peer: Peer
+    message: RendezvousMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a peer's connection once what was sent has left; ``why`` is for the log, None where it is the end."""
+
+    peer: Peer
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """(Re)start a deadline; ``timed_out`` is the event that it leads to."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimer:
+    """Forget a deadline."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The rendezvous, and so the run, has failed."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every rank has the id."""
+
+
+Effect = Send | Close | StartTimer | StopTimer | Fail | Complete
+
+
+class State(Enum):
+    """Where a rendezvous stands."""
+
+    GATHERING = "gathering"
+    GENERATING = "generating"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class Rendezvous:
+    """One world's rendezvous.
+
+    ``seats`` are the world's members with their ranks; ``own_host`` is this
+    machine's name, whose first rank generates if it is a member.
+    """
+
+    def __init__(self, seats: Sequence[tuple[Member, range]], own_host: str) -> None:
+        self.state = State.GATHERING
+        self._owner = {rank: member.host for member, ranks in seats for rank in ranks}
+        first = seats[0][1][0]
+        self._generator = next((ranks[0] for member, ranks in seats if member.host == own_host), first)
+        self._slots: dict[int, Peer] = {}
+        self._ranks: dict[Peer, int] = {}
+        self._seen: set[int] = set()
+        self._dataset_sig: bytes | None = None
+        self._first_rank = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not said Hello, in order."""
+        return [rank for rank in self._owner if rank not in self._slots]
+
+    def hello(self, peer: Peer, hello: RendezvousHello) -> list[Effect]:
+        """An authenticated Hello came on a connection that had said nothing before."""
+        if self.state is not State.GATHERING:
+            return [Close(peer, f"rank {hello.global_rank} dialed, the rendezvous is {self.state.value}")]
+        rank = hello.global_rank
+        owner = self._owner.get(rank)
+        if owner is None:
+            return self._fail(f"a host said it holds rank {rank}, the world has {len(self._owner)} ranks from 0", peer)
+        if hello.host_name != owner:
+            return [Close(peer, f"host {hello.host_name!r} said it holds rank {rank}, which is of host {owner!r}")]
+        if self._dataset_sig is None:
+            self._dataset_sig, self._first_rank = hello.dataset_sig, rank
+        elif hello.dataset_sig != self._dataset_sig:
+            return self._fail(
+                f"rank {rank} of host {owner!r} has dataset signature {short_id(hello.dataset_sig.hex())}, "
+                f"rank {self._first_rank} came first with {short_id(self._dataset_sig.hex())}",
+                peer,
+            )
+        return self._slot(rank, peer)
+
+    def uid(self, peer: Peer, uid: Uid) -> list[Effect]:
+        """An authenticated Uid came."""
+        if self.state is not State.GENERATING or self._ranks.get(peer) != self._generator:
+            return self.broke(peer, "it sent a Uid that nobody asked it for")
+        self.state = State.COMPLETE
+        effects: list[Effect] = [StopTimer(Timer.UID)]
+        for rank, other in self._slots.items():
+            if rank != self._generator:
+                effects.append(Send(other, uid))
+            effects.append(Close(other))
+        self._forget()
+        return [*effects, Complete()]
+
+    def broke(self, peer: Peer, why: str) -> list[Effect]:
+        """A peer sent what it may not; where a role depends on it, all depend on it."""
+        return [Close(peer, why), *self.ended(peer)]
+
+    def ended(self, peer: Peer) -> list[Effect]:
+        """A connection is gone."""
+        rank = self._ranks.pop(peer, None)
+        if rank is None:
+            return []
+        del self._slots[rank]
+        if self.state is State.GENERATING:
+            return self._fail(f"rank {rank} of host {self._owner[rank]!r} left before it had the communicator's id")
+        return []
+
+    def timed_out(self, timer: Timer) -> list[Effect]:
+        """A deadline has passed."""
+        if timer is Timer.UID:
+            if self.state is not State.GENERATING:
+                return []
+            owner = self._owner[self._generator]
+            return self._fail(
+                f"rank {self._generator} of host {owner!r} was to generate the communicator's id, and did not in time"
+            )
+        if self.state is not State.GATHERING:
+            return []
+        missing = self.missing
+        named = ", ".join(f"{rank} of {self._owner[rank]!r}" for rank in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return self._fail(
+            f"{len(self._slots)} of {len(self._owner)} ranks have dialed the rendezvous, and no new one came in time; "
+            f"missing: {named}{more}"
+        )
+
+    def _slot(self, rank: int, peer: Peer) -> list[Effect]:
+        effects: list[Effect] = []
+        old = self._slots.get(rank)
+        if old is not None:
+            del self._ranks[old]
+            effects.append(Close(old, f"rank {rank} dialed again, and its new connection counts"))
+        if rank not in self._seen:
+            # A rank that comes and goes is no progress.
+            self._seen.add(rank)
+            effects.append(StartTimer(Timer.QUIET))
+        self._slots[rank] = peer
+        self._ranks[peer] = rank
+        if len(self._slots) < len(self._owner):
+            return effects
+        self.state = State.GENERATING
+        effects.append(StopTimer(Timer.QUIET))
+        for each, other in self._slots.items():
+            effects.append(Send(other, RoleGiven(Role.GENERATE if each == self._generator else Role.WAIT)))
+        return [*effects, StartTimer(Timer.UID)]
+
+    def _fail(self, why: str, *also: Peer) -> list[Effect]:
+        self.state = State.FAILED
+        peers = [*self._slots.values(), *also]
+        self._forget()
+        return [
+            StopTimer(Timer.QUIET),
+            StopTimer(Timer.UID),
+            *(Close(peer) for peer in peers),
+            Fail(f"the rendezvous failed: {why}"),
+        ]
+
+    def _forget(self) -> None:
+        self._slots.clear()
+        self._ranks.clear()
