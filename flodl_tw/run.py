@@ -396,7 +396,8 @@ class Run:
         named = ", ".join(map(str, ranks[:8]))
         more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
-        what = f"host {member.host!r} {how} before the exit of its rank {named}{more} was reported"
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        what = f"host {member.host!r} {how} before {noun} {named}{more} had reported an exit"
         self.log.warn("lost {what}", what=what)
         self._casualty(what)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import SIGNATURE_BYTES
@@ -20,7 +20,9 @@ from flodl_tw.limits import Limits, parse_scale, scaled
 from flodl_tw.run import OnLoss, RunSettings
 from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file
 
-_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
+if TYPE_CHECKING:
+    from flodl_tw.cluster_file import ClusterFile, RosterEntry
+
 NOT_GIVEN: Final = (
     *("cluster", "port-file", "target-ranks", "max-join-timeout", "rendezvous", "data", "control"),
     *("token-file", "dataset-sig", "model-sig", "state-dir"),
@@ -35,6 +37,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 """What an option is that neither the command nor the cluster file gives."""
 Choice = TypeVar("Choice", bound=Enum)
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
 _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
@@ -123,7 +126,7 @@ def _window(options: Mapping[str, Any], scale: float) -> WindowSettings:
     return settings
 
 
-def _token(options: Mapping[str, Any], environ: Mapping[str, str]) -> bytes | None:
+def _token(options: Mapping[str, Any], environ: Mapping[str, str], cluster: ClusterFile | None) -> bytes | None:
     """The operator's token, from the first of its sources."""
     path = options["token-file"]
     if path is not None:
@@ -133,8 +136,8 @@ def _token(options: Mapping[str, Any], environ: Mapping[str, str]) -> bytes | No
         token = parse_token(environ[TOKEN_VARIABLE], TOKEN_VARIABLE, "(not shown)")
         source = TOKEN_VARIABLE
     else:
-        return None
-    if options["open-admission"]:
+        token, source = (None, "") if cluster is None else (cluster.token, "the cluster file's token")
+    if token is not None and _open_admission(options, cluster):
         raise SettingError("--open-admission", "", f"{source} asks for credentialed admission", "drop one of the two")
     return token
 
@@ -150,12 +153,60 @@ def _native_rendezvous(options: Mapping[str, Any]) -> bool:
     return bool(chosen == "native" or (chosen is None and _backend(options)))
 
 
-def _launch(options: Mapping[str, Any]) -> LaunchSettings:
+def _cluster(given: Mapping[str, Any]) -> ClusterFile | None:
+    if "cluster" not in given:
+        return None
+    # Here, so that who has no cluster file does not wait for PyYAML at each start.
+    from flodl_tw.cluster_file import read_cluster_file
+
+    return read_cluster_file(given["cluster"])
+
+
+def _from_file(cluster: ClusterFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the cluster file says, by the names of the options that win over it."""
+    join = cluster.join
+    values: dict[str, Any] = {
+        "port": cluster.port,
+        "min-rank-start": join.min_rank_start,
+        "target-ranks": None if given.get("start") == StartMode.MANUAL.value else join.target_ranks,
+        "join-timeout": join.join_timeout,
+        "max-join-timeout": join.max_join_timeout,
+        "start": None if join.start is None else join.start.value,
+        "interface": "127.0.0.1" if cluster.loopback else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _open_admission(options: Mapping[str, Any], cluster: ClusterFile | None) -> bool:
+    return bool(options["open-admission"]) or (cluster is not None and cluster.join.open_admission is True)
+
+
+def _readable_token(given: Mapping[str, Any], cluster: ClusterFile | None) -> str | None:
+    """A warning for a token that others can read: flodl's own file is usually readable, so it is no refusal."""
+    if cluster is None or cluster.token is None or not Path(given["cluster"]).stat().st_mode & 0o077:
+        return None
+    return f"--cluster {given['cluster']}: others can read the token in it; chmod 600 it, or use --token-file"
+
+
+def _worker_fields(entry: RosterEntry, share: float | None) -> WorkerFields:
+    return WorkerFields(
+        nccl_socket_ifname=entry.nccl_socket_ifname,
+        path=entry.path,
+        arch=entry.arch,
+        data_path=entry.data_path,
+        gpu_ram_share=share if entry.gpu_ram_share is None else entry.gpu_ram_share,
+    )
+
+
+def _launch(options: Mapping[str, Any], cluster: ClusterFile | None) -> LaunchSettings:
     relay = None
     if options["control"] is not None:
         ceiling = _number(options, "frame-ceiling", 4096, 1 << 40)
         relay = RelaySettings(data_channel=options["data"] is not None, frame_ceiling=ceiling)
-    return LaunchSettings(walk_in=WorkerFields(nccl_socket_ifname=options["nccl-socket-ifname"]), relay=relay)
+    share = None if cluster is None else cluster.gpu_ram_share
+    roster = {} if cluster is None else {host: _worker_fields(entry, share) for host, entry in cluster.roster.items()}
+    walk_in = WorkerFields(nccl_socket_ifname=options["nccl-socket-ifname"], gpu_ram_share=share)
+    return LaunchSettings(roster, walk_in, relay)
 
 
 def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -164,7 +215,9 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
     Raises SettingError for the first that cannot be used.
     """
     scale, warning = parse_scale(environ.get("FLODL_NET_TIMEOUT_SCALE"))
-    options = {**DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
+    given = {name: value for name, value in options.items() if value is not None}
+    cluster = _cluster(given)
+    options = {**DEFAULTS, **(_from_file(cluster, given) if cluster else {}), **given}
     backends = _backends(options)
     return Settings(
         run=RunSettings(
@@ -173,7 +226,7 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
             dataset_sig=_signature(options, "dataset-sig"),
             model_sig=_signature(options, "model-sig"),
             on_loss=_choice(options, "on-loss", OnLoss),
-            launch=_launch(options),
+            launch=_launch(options, cluster),
             one_salt=bool(backends),
         ),
         backends=backends,
@@ -182,14 +235,14 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
         interface=options["interface"],
         port=_port(options),
         port_file=None if options["port-file"] is None else Path(options["port-file"]).absolute(),
-        open_admission=bool(options["open-admission"]),
-        token=_token(options, environ),
+        open_admission=_open_admission(options, cluster),
+        token=_token(options, environ, cluster),
         after_run=_choice(options, "after-run", AfterRun),
         max_pending=_number(options, "max-pending", 1, MAX_COUNT),
         max_pending_per_host=_number(options, "max-pending-per-host", 1, MAX_COUNT),
         allowed_hosts=_allowed_hosts(options),
         state_dir=Path(options["state-dir"]).absolute() if options["state-dir"] else default_state_dir(environ),
-        warnings=() if warning is None else (warning,),
+        warnings=tuple(text for text in (warning, _readable_token(given, cluster)) if text is not None),
     )
 
 

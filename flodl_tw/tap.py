@@ -39,8 +39,13 @@ class Options(usage.Options):
         ["interface", None, None, "Address to listen on [default: all, IPv4 and IPv6]."],
         ["min-rank-start", None, None, "Quorum: ranks without which no world forms [default: 1]."],
         ["target-ranks", None, None, "Ranks at which the window closes at once."],
-        ["join-timeout", None, None, "Seconds that the window is open for [default: 300]."],
-        ["max-join-timeout", None, None, "Hard cap in seconds [default: 600, or --join-timeout if that is more]."],
+        ["join-timeout", None, None, "Seconds after which a quorum is enough, except with manual [default: 300]."],
+        [
+            "max-join-timeout",
+            None,
+            None,
+            "Hard cap: seconds after which a run without a world fails [default: 600 or more].",
+        ],
         ["start", None, None, "Who closes the window: auto (the clock, the default), manual (the operator) or hybrid."],
         ["backend", None, "nccl", "Data plane: nccl (one GPU vendor, one NCCL minor version) or cpu."],
         ["rendezvous", None, None, "Rendezvous channel: native, off, or an endpoint [default: native, off with cpu]."],
@@ -58,10 +63,10 @@ class Options(usage.Options):
         ["model-sig", None, None, "Model signature that hosts must have, 64 hex digits."],
         ["on-loss", None, "abort", "What a lost host or failed rank does to the others: abort or continue."],
         ["after-run", None, "exit", "What follows a run: exit (status 0 or 1), hold (serve its state) or rearm."],
-        ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
+        ["max-rejects", None, "1024", "Refusals of hosts that a window bears; 0 sets no limit."],
         ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
         ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
-        ["state-dir", None, None, "Folder for lock and made token [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
+        ["state-dir", None, None, "Folder for lock and token, by port [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
     ]
 
     def __init__(self) -> None:
@@ -159,14 +164,16 @@ def makeService(options: Options) -> MultiService:
     """
     try:
         settings = read_settings(options, os.environ)
+        named = options["token-file"] or (TOKEN_VARIABLE if TOKEN_VARIABLE in os.environ else options["cluster"])
+        token_source = named if settings.token is not None else None
         # A child has no use for it.
         os.environ.pop(TOKEN_VARIABLE, None)
-        return _assemble(settings, token_source="--token-file" if options["token-file"] else TOKEN_VARIABLE)
+        return _assemble(settings, token_source)
     except SettingError as error:
         raise SystemExit(f"flodl-controller: {error}") from None
 
 
-def _assemble(settings: Settings, token_source: str) -> MultiService:
+def _assemble(settings: Settings, token_source: str | None) -> MultiService:
     # Inside the function: importing klein or the reactor would install one too early.
     import time
 
@@ -187,7 +194,7 @@ def _assemble(settings: Settings, token_source: str) -> MultiService:
     port = bound.getsockname()[1]
     folder = StateFolder(settings.state_dir, port)
     token = settings.token
-    source: str | None = token_source if token is not None else None
+    source = token_source
     if token is None and not settings.open_admission and not sockets.bound_to_loopback(bound):
         token = folder.made_token()
         source = str(folder.token_file)

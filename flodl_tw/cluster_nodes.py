@@ -1,0 +1,329 @@
+"""A cluster file as nodes that keep their line, read as what each has to be; PyYAML stays here.
+
+YAML is read as flodl reads it (1.2: ``no`` is a text, ``010`` too), and JSON is
+YAML enough.  An alias is the node that it names: the walk is as deep as the
+tables of known keys, so nothing is ever expanded.  All faults are SettingErrors
+of one line that name the key's path and line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+from flodl_tw.core.window import SettingError
+
+MAX_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 64
+
+KNOWN_KEYS: Final[Mapping[str, tuple[str, str]]] = {
+    # level: the keys that are used; flodl's others, which are accepted and unused
+    "cluster": ("controller workers env gpu_ram_share", ""),
+    "controller": ("host port join", "path docker arch data_path"),
+    "join": (
+        "min_rank_start target_ranks join_timeout max_join_timeout start discovery open_admission token tunnel_only",
+        "",
+    ),
+    "worker": (
+        "host ranks local_devices nccl_socket_ifname path arch data_path gpu_ram_share tunnel env",
+        "ssh docker",
+    ),
+    "ssh": ("", "target port user identity_file options"),
+}
+_RESERVED_PREFIX: Final = "FLODL_INTERNAL_"
+_RESERVED_NAMES: Final = frozenset(f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")) | {
+    "CUDA_DEVICE_ORDER",
+    "GPU_DEVICE_ORDINAL",
+    "FLODL_HOST_NAME",
+    "FDL_ENV",
+}
+_TAG: Final = "tag:yaml.org,2002:"
+_KINDS: Final = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "seq": "a list",
+    "map": "a mapping",
+}
+_LONG_HEX = re.compile("[0-9a-fA-F]{24,}")
+
+
+def shown(text: str, quoted: bool = True) -> str:
+    """``text`` for an error: one line, not too long, and no token that stands in a wrong place."""
+    text = _LONG_HEX.sub("(not shown)", text)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return repr(text) if quoted or not text.isprintable() else text
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in the file: what each error names."""
+
+    file: str
+    path: str
+    line: int
+
+    def error(self, limit: str, way_out: str, value: str | None = None) -> SettingError:
+        where = f"{self.file}: {self.path}" if self.path else self.file
+        said = "" if value is None else f" is {value}"
+        return SettingError("--cluster", f"{where} (line {self.line}){said}", limit, way_out)
+
+    def below(self, key: str, node: yaml.Node) -> Spot:
+        key = key if re.fullmatch(r"[\w-]+", key) and not _LONG_HEX.search(key) else shown(key)
+        return Spot(self.file, f"{self.path}.{key}" if self.path else key, node.start_mark.line + 1)
+
+    def item(self, index: int, node: yaml.Node) -> Spot:
+        return Spot(self.file, f"{self.path}[{index}]", node.start_mark.line + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A node and its place, read as what it has to be."""
+
+    spot: Spot
+    node: yaml.Node
+
+    @property
+    def scalar(self) -> str | None:
+        """The text as it stands in the file; None for a list or a mapping."""
+        return self.node.value if isinstance(self.node, yaml.ScalarNode) else None
+
+    @property
+    def kind(self) -> str:
+        return str(self.node.tag).removeprefix(_TAG)
+
+    @property
+    def value(self) -> str:
+        if isinstance(self.node, yaml.ScalarNode):
+            return shown(self.node.value, self.kind not in ("int", "float", "bool"))
+        return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
+
+    def error(self, limit: str, way_out: str) -> SettingError:
+        return self.spot.error(limit, way_out, self.value)
+
+    def _scalar(self, kind: str, way_out: str) -> str:
+        if not isinstance(self.node, yaml.ScalarNode) or self.kind != kind:
+            raise self.error(f"it must be {_KINDS[kind]}", way_out)
+        return str(self.node.value)
+
+    def text(self) -> str:
+        text = self._scalar("str", "write it as a text, in quotes")
+        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+            raise self.error("it has a NUL or half a character", "write it without")
+        return text
+
+    def word(self) -> str:
+        """A text that is not blank."""
+        text = self.text()
+        if not text.strip():
+            raise self.error("it must not be blank", "give a text")
+        return text
+
+    def whole(self, least: int, most: int) -> int:
+        way_out = f"give one from {least} to {most}"
+        text = self._scalar("int", way_out)
+        try:
+            number = int(text, 0)
+        except ValueError:
+            raise self.error("it is no whole number that can be read", way_out) from None
+        if not least <= number <= most:
+            raise self.error(f"the limits are {least} and {most}", "give a number between them")
+        return number
+
+    def flag(self) -> bool:
+        text = self._scalar("bool", "write one of the two without quotes").lower()
+        if text not in ("true", "false"):
+            raise self.error("it must be true or false", "write one of the two without quotes")
+        return text == "true"
+
+    def share(self) -> float:
+        """A part of the host's memory; flodl allows more than the whole, which some platforms under-state."""
+        way_out = "give a number that is 0 or more, such as 0.5"
+        text = self._scalar("int" if self.kind == "int" else "float", way_out)
+        try:
+            number = float(int(text, 0) if self.kind == "int" else text)
+        except (ValueError, OverflowError):
+            raise self.error("it is no number that can be used", way_out) from None
+        if not math.isfinite(number) or number < 0:
+            raise self.error("the least is 0, and it must be finite", way_out)
+        return number
+
+    def items(self) -> list[Value]:
+        if not isinstance(self.node, yaml.SequenceNode):
+            raise self.error("it must be a list", "write it as [...], or a line with - for each item")
+        return [Value(self.spot.item(index, node), node) for index, node in enumerate(self.node.value)]
+
+    def wholes(self, least: int, most: int) -> tuple[int, ...]:
+        """A list of distinct numbers."""
+        numbers: dict[int, None] = {}
+        for item in self.items():
+            number = item.whole(least, most)
+            if number in numbers:
+                raise item.error("it is in this list twice", "drop one of the two")
+            numbers[number] = None
+        return tuple(numbers)
+
+    def entries(self) -> dict[str, Value]:
+        """A mapping's values by key; a key that stands there twice is refused."""
+        if not isinstance(self.node, yaml.MappingNode):
+            # What it is instead may hold the token, in `token:0123` for example.
+            kind = _KINDS.get(self.kind, "a value of another kind")
+            raise self.spot.error(f"it must be a mapping, this is {kind}", "write `key: value` lines under it")
+        found: dict[str, Value] = {}
+        for key, node in self.node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
+                raise replace(self.spot, line=key.start_mark.line + 1).error("a key must be a text", "put it in quotes")
+            spot = self.spot.below(key.value, key)
+            name = Value(spot, key).text()
+            if name in found:
+                raise spot.error(
+                    f"the key is there twice, first in line {found[name].spot.line}", "drop one of the two"
+                )
+            found[name] = Value(spot, node)
+        return found
+
+    def block(self, level: str, *more: str) -> Block:
+        known = (*" ".join(KNOWN_KEYS[level]).split(), *more)
+        found = self.entries()
+        for name, value in found.items():
+            if name not in known:
+                raise value.spot.error("unknown key", _nearest(name, known))
+        # A key without a value is one that is not given.
+        return Block(self.spot, {name: value for name, value in found.items() if value.kind != "null"})
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A mapping whose keys are all known."""
+
+    spot: Spot
+    values: Mapping[str, Value]
+
+    def missing(self, name: str, way_out: str) -> SettingError:
+        path = f"{self.spot.path}.{name}" if self.spot.path else name
+        return replace(self.spot, path=path).error("it is missing", way_out)
+
+    def need(self, name: str, way_out: str) -> Value:
+        if name not in self.values:
+            raise self.missing(name, way_out)
+        return self.values[name]
+
+    def child(self, level: str) -> Block:
+        """The block of that name; an absent one is empty."""
+        if level in self.values:
+            return self.values[level].block(level)
+        return Block(replace(self.spot, path=f"{self.spot.path}.{level}"), {})
+
+    def default(self, name: str) -> str:
+        """For an error: that the value of ``name`` is not the file's own."""
+        return "" if name in self.values else ", the roster's ranks"
+
+    def text(self, name: str) -> str | None:
+        return self.values[name].text() if name in self.values else None
+
+    def flag(self, name: str) -> bool | None:
+        return self.values[name].flag() if name in self.values else None
+
+    def whole(self, name: str, least: int, most: int) -> int | None:
+        return self.values[name].whole(least, most) if name in self.values else None
+
+    def share(self) -> float | None:
+        return self.values["gpu_ram_share"].share() if "gpu_ram_share" in self.values else None
+
+    def env(self) -> Mapping[str, str]:
+        given = self.values["env"].entries() if "env" in self.values else {}
+        for name, value in given.items():
+            if not name or "=" in name:
+                raise value.spot.error("a variable's name is not empty and has no =", "correct the name")
+            if name.startswith(_RESERVED_PREFIX) or name in _RESERVED_NAMES:
+                raise value.spot.error("each rank gets a value of its own in this variable", "drop it")
+        return MappingProxyType({name: value.text() for name, value in given.items()})
+
+
+class _Loader(yaml.SafeLoader):
+    """Nodes as flodl's parser makes them: YAML 1.2's scalars, tabs between tokens; and no nest without a bottom."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {MAX_DEPTH}", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def scan_to_next_token(self) -> None:
+        super().scan_to_next_token()
+        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
+            self.forward()
+            super().scan_to_next_token()
+
+
+for _kind, _pattern in (
+    ("null", r"(?:~|null|Null|NULL|)"),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)"),
+    (
+        "float",
+        r"[-+]?(?:\.inf|\.Inf|\.INF|(?!0[0-9]+\Z)(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)|\.nan|\.NaN|\.NAN",
+    ),
+):
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), None)
+
+
+def read_text(path: str, file: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise Spot(file, "", line).error("it is not UTF-8", "save it as UTF-8") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SettingError("--cluster", file, f"it cannot be read ({why})", "check the path and its owner") from None
+    if len(raw) > MAX_BYTES:
+        raise SettingError(
+            "--cluster", file, f"it is larger than {MAX_BYTES} bytes", "name the fdl.yml, or its cluster block alone"
+        )
+    return text
+
+
+def compose(text: str, file: str) -> Value:
+    """The file's one document."""
+    problem, line = "", 1
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        problem = f"it has the character #x{error.character:04x}"
+        line = text.count("\n", 0, error.position) + 1
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem, line = shown(f"{error.problem}", quoted=False), mark.line + 1 if mark else 1
+    except (ValueError, OverflowError):
+        problem = "an escape in it names no character"
+    if problem:
+        # A tag's handle is a text of the file's.
+        problem = re.sub("'!.*'", "(not shown)", problem)
+        raise Spot(file, "", line).error(f"it is neither YAML nor JSON: {problem}", "correct that line")
+    if node is None or node.tag == f"{_TAG}null":
+        raise SettingError("--cluster", file, "it is empty", "name a file with a cluster: block")
+    return Value(Spot(file, "", node.start_mark.line + 1), node)
