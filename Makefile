@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test demo check trial bench clean
+.PHONY: test demo check peers trial bench clean
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
@@ -16,6 +16,9 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+peers: $(VENV)/ready
+	$(BIN)/python peers/check_fdl.py
 
 trial: $(VENV)/ready
 	$(BIN)/python -m twisted.trial tests

@@ -79,7 +79,8 @@ class Controller(Service):
                 timer.cancel()
         if self.run.is_open or (self.run.links and self.run.failure is None):
             self.run.fail("the controller was stopped")
-            self.run.settle()
+        # An Abort may be due from this very turn.
+        self.run.settle()
 
     def happened(self) -> None:
         """Have the run settled at the end of this turn, once."""
@@ -92,6 +93,9 @@ class Controller(Service):
 
     def _open_run(self) -> None:
         self.run = self._new_run()
+        if self._deadline is not None and self._deadline.active():
+            # It was the old run's.
+            self._deadline.cancel()
         window = self.settings.window
         self.log.info(
             "the join window is open for {window:g} s, with a hard cap of {cap:g} s, start {start}, "

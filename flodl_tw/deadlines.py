@@ -56,6 +56,10 @@ class DeadlineQueue(Generic[Item]):
             self._timer = None
 
     def _fire(self) -> None:
+        # Timers run before a turn's reads, and this one may be late: what has arrived by now is read first.
+        self._timer = self._clock.callLater(0, self._expire)
+
+    def _expire(self) -> None:
         self._timer = None
         now = self._clock.seconds()
         while self._due:

@@ -54,6 +54,8 @@ class Channel(Protocol):
 class PausablePort(Protocol):
     """The part of a listening port that the door needs to stop accepting for a while."""
 
+    numberAccepts: int
+
     def startReading(self) -> None: ...
 
     def stopReading(self) -> None: ...
@@ -66,7 +68,7 @@ Route = Callable[["Peeker"], Channel]
 class Peeker:
     """One connection: undecided until its first bytes have been read and its owner has said ``decided``."""
 
-    __slots__ = ("__weakref__", "_channel", "_head", "door", "first_byte_at", "peer", "port", "transport")
+    __slots__ = ("__weakref__", "_channel", "_counted", "_head", "door", "first_byte_at", "peer", "port", "transport")
 
     transport: ITCPTransport
 
@@ -77,6 +79,7 @@ class Peeker:
         self.first_byte_at = 0.0
         """When its first byte came, on the door's clock, in seconds."""
         self._head = b""
+        self._counted = False
         self._channel: Channel | None = None
 
     @property
@@ -111,11 +114,16 @@ class Peeker:
 
     def dropped(self, word: str, why: str, level: Any = LogLevel.info) -> None:
         """Count and log an end that its peer brought about."""
+        self._counted = True
         self.door.ended[word] += 1
         self.door.log.emit(level, "dropped {who}: {why}", who=self.endpoint, why=why)
 
     def left(self, word: str) -> None:
         """Count an end that means nothing: a probe, a scan, a peer that went away.  Not worth a line."""
+        if self._counted:
+            # It ended by our doing, and under that word.
+            return
+        self._counted = True
         self.door.ended[word] += 1
         self.door.log.debug("{who} left: {word}", who=self.endpoint, word=word)
 
@@ -179,7 +187,8 @@ class FrontDoor(ServerFactory):
     """Builds a peeker for each connection, and keeps the caps on those that are undecided.
 
     ``routes`` maps the first four bytes to the builder of a channel's protocol; whoever joins the parts sets it.
-    ``capacity`` is how many connections may be open before accepting pauses.
+    ``capacity`` is how many connections may be open before accepting pauses,
+    ``accepts`` how many are accepted before others have their turn.
     ``ended`` counts how connections ended that got nowhere, by word.
     """
 
@@ -194,6 +203,7 @@ class FrontDoor(ServerFactory):
         max_pending: int = 4096,
         max_pending_per_host: int = 1024,
         capacity: int = 1 << 20,
+        accepts: int = 100,
     ) -> None:
         self.clock = clock
         self.limits = limits
@@ -205,6 +215,7 @@ class FrontDoor(ServerFactory):
         self.ended: Counter[str] = Counter()
         self.port: PausablePort | None = None
         self._capacity = capacity
+        self.accepts = accepts
         self._connections: set[Peeker] = set()
         self._backends = 0
         self._paused = False
@@ -236,6 +247,9 @@ class FrontDoor(ServerFactory):
         if not classify(peeker.peer).private:
             self._warn_public(peeker)
         self.peeks.start(peeker)
+        if self.port is not None and self.port.numberAccepts > self.accepts:
+            # Twisted lets a batch grow without end, and pausing does not stop one: it would eat the spare descriptors.
+            self.port.numberAccepts = self.accepts
         crowded_out = self.undecided.arrived(peeker)
         if crowded_out is not None:
             cast(Peeker, crowded_out).drop("crowded-out", "too many connections have not said what they want")

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from twisted.logger import Logger
 
 from flodl_tw.core import views
-from flodl_tw.core.ledger import MAX_TEXT_BYTES, Ledger, Member, Offer
+from flodl_tw.core.ledger import Ledger, Member, Offer, cut
 from flodl_tw.core.refusals import Refusal, Word
 from flodl_tw.core.window import (
     Failed,
@@ -63,7 +63,7 @@ class LinkEnd(Enum):
 
 @dataclass(slots=True)
 class RefusedHost:
-    """A host that was refused, for the page: the last reason, when (seconds since the opening), and how often."""
+    """A host that was refused, for the page: its name as shown, the last reason, when (seconds), and how often."""
 
     host: str
     address: str
@@ -155,7 +155,7 @@ class Run:
         self._unreported: dict[Member, int] = {}
         """Which ranks have not reported an exit: bit N is the member's Nth rank."""
         self._abort_due = False
-        self._members_json = (-1, "[]")
+        self._members_json = views.MembersJson(self.ledger)
         self._newcomers: list[str] = []
         self._parts: list[Callable[[], None]] = []
 
@@ -215,9 +215,7 @@ class Run:
 
     def state_json(self) -> bytes:
         """The body of ``state.json``; its members are rendered at most once a change."""
-        if self._members_json[0] != self.ledger.changes:
-            self._members_json = (self.ledger.changes, views.members_json(self.ledger.roster()))
-        return views.state_json(self.state_head(), self._members_json[1])
+        return views.state_json(self.state_head(), self._members_json.text())
 
     # What happened
 
@@ -228,7 +226,7 @@ class Run:
         outcome: Member | Refusal
         outcome = self.ledger.admit(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
         if isinstance(outcome, Refusal):
-            self.refuse(outcome, f"host {offer.hello.host!r} at {offer.address}")
+            self.refuse(outcome, f"host {cut(offer.hello.host)} at {offer.address}")
             self._remember(offer, outcome, standing.elapsed)
             if isinstance(due, Open):
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
@@ -247,11 +245,10 @@ class Run:
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
 
     def _remember(self, offer: Offer, refusal: Refusal, now: float) -> None:
-        key = (offer.hello.host, refusal.word)
+        key = (cut(offer.hello.host), refusal.word)
         before = self.refused_hosts.pop(key, None)
         times = 1 if before is None else before.times + 1
-        # A name that is refused for its length is not kept whole.
-        self.refused_hosts[key] = RefusedHost(offer.hello.host[:MAX_TEXT_BYTES], offer.address, refusal, now, times)
+        self.refused_hosts[key] = RefusedHost(key[0], offer.address, refusal, now, times)
         if len(self.refused_hosts) > SHOWN_REFUSALS:
             self.refused_hosts.popitem(last=False)
 
@@ -424,7 +421,7 @@ class Run:
 
     def _refused_text(self) -> str:
         """Who was refused, for the reason of a window that failed."""
-        shown = [f"{refused.host!r} ({refused.refusal.word.word})" for refused in self.refused_hosts.values()][-4:]
+        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in self.refused_hosts.values()][-4:]
         return f"; refused meanwhile: {', '.join(shown)}" if shown else ""
 
     def exits(self, member: Member) -> str:

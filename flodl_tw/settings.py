@@ -37,6 +37,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 """What an option is that neither the command nor the cluster file gives."""
 Choice = TypeVar("Choice", bound=Enum)
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
@@ -66,13 +67,10 @@ class Settings:
 
 
 def _number(options: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    text = options[name]
-    try:
-        value = int(text)
-    except ValueError:
-        raise SettingError(
-            f"--{name}", repr(text), "it is no whole number", f"give one from {least} to {most}"
-        ) from None
+    text = str(options[name])
+    if not _WHOLE.fullmatch(text):
+        raise SettingError(f"--{name}", repr(text[:40]), "it is no whole number", f"give one from {least} to {most}")
+    value = int(text)
     if not least <= value <= most:
         raise SettingError(f"--{name}", value, f"the limits are {least} and {most}", "give a number between them")
     return value

@@ -36,6 +36,7 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
     Raises SettingError with one line for the operator when it cannot be had.
     """
     family, address = _resolve(interface)
+    interface = interface if interface.isprintable() else repr(interface)
     sock = _socket(family, interface)
     host, scope = (address[0], address[2:]) if address else ("::" if sock.family is socket.AF_INET6 else "", ())
     try:
@@ -99,8 +100,9 @@ def _resolve(interface: str) -> tuple[socket.AddressFamily | None, tuple[Any, ..
     except (OSError, UnicodeError) as error:
         # A name that is no name at all (an empty or over-long label) is a UnicodeError.
         why = getattr(error, "strerror", None) or "it is no host name"
+        shown = interface if interface.isprintable() else repr(interface)
         raise SettingError(
-            "--interface", interface, f"it does not resolve ({why})", "give one of this machine's addresses"
+            "--interface", shown, f"it does not resolve ({why})", "give one of this machine's addresses"
         ) from None
     addresses = list(dict.fromkeys((info[0], tuple(info[4])) for info in found))
     if len(addresses) > 1:

@@ -46,6 +46,8 @@ def read_token_file(path: str, option: str = "--token-file") -> bytes:
     """The token in a file that only its owner can read; anything else is a SettingError that names ``option``."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Opening must not wait for a pipe's writer; reading may.
+        os.set_blocking(descriptor, True)
         with open(descriptor, encoding="ascii", errors="replace") as file:
             status = os.fstat(file.fileno())
             text = file.read(4096)
@@ -146,8 +148,9 @@ def check_writable(option: str, path: Path) -> None:
     """Raise SettingError unless ``write_atomically`` can write ``path`` later, when nobody reads an error any more."""
     part = _part(path)
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            # A file takes its place, and whatever else stands there would be gone: a device, a pipe, a link.
+            raise OSError(errno.EEXIST, "something that is no regular file is there")
         part.touch()
         part.unlink()
     except OSError as error:

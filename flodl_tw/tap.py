@@ -7,14 +7,17 @@ settings, the port, the state folder, the token.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import Any
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ReactorNotRunning
 from twisted.logger import FilteringLogObserver, Logger, LogLevel, LogLevelFilterPredicate, globalLogPublisher
 from twisted.python import usage
 
@@ -99,9 +102,12 @@ class Door(Service):
 
     def startService(self) -> None:
         super().startService()
+        # A terminal that hangs up must not take a world with it unannounced.
+        signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
         self._port = self._reactor.adoptStreamPort(self._bound.fileno(), self._bound.family, self._front)
         self._port.transport = sockets.watched_transport(self._settings.limits)
         self._front.port = self._port
+        self._port.numberAccepts = self._front.accepts
         # The reactor works on a duplicate.
         self._bound.close()
         if self._settings.port_file is not None:
@@ -205,6 +211,7 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
         max_pending=settings.max_pending,
         max_pending_per_host=settings.max_pending_per_host,
         capacity=capacity,
+        accepts=max(1, min(100, (descriptors - capacity) // 3)),
     )
     # twistd writes debug lines, too, and a balancer's probes would fill the log; the page counts them.
     front.log = Logger(
@@ -235,7 +242,9 @@ def _stop_with_status(phase: Phase) -> None:
         # twistd has no way to exit with 1: at exit its pidfile is gone and its log is written.
         atexit.register(_exit, 1)
     stopping: Any = reactor
-    stopping.stop()
+    # A signal may have come in the same turn.
+    with contextlib.suppress(ReactorNotRunning):
+        stopping.stop()
 
 
 def _exit(status: int) -> None:

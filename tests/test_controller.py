@@ -251,6 +251,22 @@ class AfterRunTests(PumpedTestCase):
         self.assertEqual(len(door.clock.getDelayedCalls()), 1)
 
 
+class RearmedClockTests(PumpedTestCase):
+    """The next run has deadlines of its own."""
+
+    def test_the_next_window_closes_at_its_own_time_though_the_old_one_ended_within_a_turn(self) -> None:
+        door = ClockedController(window(join_timeout=20, max_join_timeout=400, max_rejects=1), after_run=AfterRun.REARM)
+        door.clock.advance(30)
+        for _ in range(2):
+            door.dial().join(devices=0)
+        door.turn()
+        self.assertEqual(door.state()["window_remaining_secs"], 20)
+        door.dial().join()
+        door.clock.advance(20)
+        door.turn()
+        self.assertEqual(door.state()["phase"], "training")
+
+
 class ClockTests(PumpedTestCase):
     """Time is the clock's alone."""
 
@@ -287,6 +303,18 @@ class ClockTests(PumpedTestCase):
 
 class StopTests(PumpedTestCase):
     """SIGTERM, as far as the controller sees it."""
+
+    def test_an_abort_that_was_due_in_that_turn_is_sent(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        dials = fill(door, 2)
+        door.turn()
+        for dial in dials:
+            dial.messages()
+        dials[0].send(dials[0].talk.exited(0, 1))
+        door.controller.stopService()
+        for dial in dials:
+            (abort,) = dial.messages()
+            self.assertIn("exited with code 1", abort.reason)
 
     def stop(self, door: ClockedController) -> None:
         door.controller.stopService()

@@ -59,6 +59,14 @@ class DeadlineQueueTests(PumpedTestCase):
         self.assertEqual(self.expired, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_what_has_arrived_by_then_is_read_before_anybody_expires(self) -> None:
+        self.queue.start("read in the same turn")
+        self.queue.start("silent")
+        # A reactor runs its timers before it reads; this is the read that follows.
+        self.clock.callLater(5, self.queue.stop, "read in the same turn")
+        self.clock.advance(5)
+        self.assertEqual(self.expired, [(5, "silent")])
+
     def test_a_timer_that_fires_early_looks_again_and_ends_nobody(self) -> None:
         self.queue.start("a")
         self.clock.advance(3)

@@ -37,6 +37,7 @@ class Port:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.numberAccepts = 100
 
     def startReading(self) -> None:
         self.asked.append("start")
@@ -316,6 +317,13 @@ class CapacityTests(PumpedTestCase):
         self.assertEqual(self.port.asked, ["stop", "start"])
         self.door.dial(port=6)
         self.assertEqual(self.port.asked, ["stop", "start", "stop"])
+
+    def test_a_batch_of_accepts_does_not_outgrow_the_spare_descriptors(self) -> None:
+        door = ClockedController(accepts=30)
+        port = Port()
+        door.front.port = port
+        door.dial()
+        self.assertEqual(port.numberAccepts, 30)
 
     def test_it_resumes_when_the_silent_ones_fall_due(self) -> None:
         for port in range(3):

@@ -172,6 +172,20 @@ class VerdictTests(PumpedTestCase):
         self.assertEqual((state["window_remaining_secs"], state["cap_remaining_secs"]), (None, None))
 
 
+class RefusalLogTests(PumpedTestCase):
+    """What a stranger can have written to the log."""
+
+    def test_a_refused_name_is_cut_whatever_the_reason(self) -> None:
+        door = ClockedController(window(target_ranks=1))
+        door.dial().join()
+        self.forget()
+        for host in ("\x01" * 60000, "x" * 60000):
+            door.dial().join(host=host)
+        door.turn()
+        door.dial().join(host="x" * 60000)
+        self.assertLess(max(map(len, self.lines())), 1000)
+
+
 class DepartureTests(PumpedTestCase):
     """Hosts that leave while the window is open."""
 

@@ -11,7 +11,7 @@ from twisted.logger import formatEvent
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.window import StartMode
 from flodl_tw.testing import ClockedController, make_hello
-from flodl_tw.web.start import foreign_origin, split_host
+from flodl_tw.web.start import StartAttempt, foreign_origin, split_host, web_page_reason
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, window
 
 AUTO = StartMode.AUTO
@@ -252,6 +252,22 @@ class PartsTests(PumpedTestCase):
         )
         for host, parts in table:
             self.assertEqual(split_host(host), parts, host)
+
+    def test_only_a_whole_address_counts_as_one(self) -> None:
+        for host, allowed in (
+            ("127.0.0.1:29500", True),
+            ("[::1]:29500", True),
+            ("[fe80::1%eth0]:29500", True),
+            ("127.0.0.1%evil.example", False),
+            ("[::1%evil.example]", False),
+            ("127.0.0.1:80@evil.example", False),
+            ("localhost:evil", False),
+        ):
+            attempt = StartAttempt(from_loopback=True, host=host)
+            self.assertEqual(web_page_reason(attempt, False, frozenset({"localhost"})) is None, allowed, host)
+
+    def test_an_origin_with_a_user_in_it_is_foreign(self) -> None:
+        self.assertTrue(foreign_origin("http://evil@127.0.0.1:29500", "127.0.0.1:29500"))
 
     def test_an_origin_is_foreign_unless_host_and_port_agree(self) -> None:
         table = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import LogLevel
 
+from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
+from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.status import Status, StatusChannel
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
@@ -172,6 +175,11 @@ class OtherTests(StatusTestCase):
         paths = ("/nope", "/state.json/", "/state", "/start/", "/START", "/%2e%2e/etc/passwd")
         for path in (*paths, "/a/../start", "/%C3%BC", "/%00", "/<script>", "/;", "/start%20"):
             answer = self.request(ask("GET", path))
+            self.assertEqual((answer.code, answer.body), (404, NOT_FOUND), path)
+
+    def test_a_path_with_a_slash_too_many_is_another_path(self) -> None:
+        for method, path in (("GET", "//state.json"), ("GET", "/%2Fstate.json"), ("POST", "//start"), ("OPTIONS", "*")):
+            answer = self.request(ask(method, path))
             self.assertEqual((answer.code, answer.body), (404, NOT_FOUND), path)
 
     def test_an_unknown_path_is_404_whatever_the_method(self) -> None:
@@ -373,6 +381,18 @@ class DeadlineTests(StatusTestCase):
         self.assertEqual(self.flushLoggedErrors(), [])
 
 
+class BodyTests(StatusTestCase):
+    """A body costs memory of ours alone."""
+
+    def test_a_chunked_request_opens_no_file(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        door = ClockedController()
+        dials = [door.dial() for _ in range(50)]
+        for dial in dials:
+            dial.send(b"POST /start HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+
 class LargeAnswerTests(ReactorTestCase):
     """An answer that leaves in parts; the reactor paces them, so this needs a socket."""
 
@@ -425,6 +445,60 @@ class PageTests(StatusTestCase):
         door = ClockedController(window(min_rank_start=9))
         door.dial("10.0.0.42").join(make_hello(**fields))
         return door
+
+    def test_a_large_world_s_page_lists_its_first_hosts_and_counts_the_rest(self) -> None:
+        door = ClockedController(window(min_rank_start=9999))
+        for number in range(502):
+            door.dial().join(host=f"h{number}.")
+        page = self.page(door)
+        self.assertEqual(page.count("<td>h"), 500)
+        self.assertIn("And 2 more hosts", page)
+
+    def test_a_refused_host_is_on_the_page_with_its_reason_and_how_often(self) -> None:
+        door = self.member(host="gpu-a", nccl_version=(2, 27, 3))
+        for _ in range(3):
+            door.dial("10.0.0.9").join(host="gpu-b", nccl_version=(2, 26, 0))
+        page = self.page(door)
+        for part in (
+            "<h2>Refused</h2>",
+            "<td>&#x27;gpu-b&#x27;</td><td>10.0.0.9</td>",
+            "<td>3</td>",
+            "nccl-mismatch: ",
+        ):
+            self.assertIn(part, page)
+
+    def test_only_the_last_refusals_are_kept(self) -> None:
+        door = self.member(host="gpu-a")
+        for number in range(30):
+            door.dial().join(host=f"bad{number}.", devices=0)
+        page = self.page(door)
+        self.assertNotIn("bad9.", page)
+        self.assertIn("bad10.", page)
+        self.assertIn("bad29.", page)
+
+    def test_an_operator_who_can_start_it_learns_how(self) -> None:
+        door = ClockedController(window(min_rank_start=1, start_mode=StartMode.MANUAL))
+        self.assertNotIn("fdl start", self.page(door))
+        self.assertIn("is held for the operator", self.page(door))
+        door.dial().join(make_hello())
+        self.assertIn("fdl start --addr 10.0.0.100:29500", self.page(door))
+
+    def test_exits_and_ends_are_shown(self) -> None:
+        door = ClockedController(window(target_ranks=3, on_loss=OnLoss.CONTINUE))
+        first, second = door.dial(), door.dial()
+        first.join(host="a", devices=2)
+        second.join(host="b")
+        door.turn()
+        first.messages()
+        first.send(first.talk.exited(0) + first.talk.exited(1, 3))
+        second.vanish()
+        door.turn()
+        page = self.page(door)
+        self.assertIn("<td>open</td><td>2 of 2, rank 1 with code 3</td>", page)
+        self.assertIn("<td>silent</td><td>0 of 1</td>", page)
+        first.hang_up()
+        door.turn()
+        self.assertIn("rank 1 of host &#x27;a&#x27; exited with code 3", self.page(door))
 
     def test_whatever_a_host_says_is_escaped(self) -> None:
         evil = "<script>alert('1')</script>"

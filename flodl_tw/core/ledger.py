@@ -171,6 +171,8 @@ class Ledger:
         self.joined_ranks = 0
         self.changes = 0
         """Goes up at each admission and departure: what is rendered can be kept until it moves."""
+        self.departures = 0
+        """How many of those changes were departures, after which the ranks of others have moved."""
         self._members: dict[str, Member] = {}
         self._expected: dict[str, Expectation] = {}
         self._facts = tuple(fact for fact in FACTS if nccl or not fact.nccl_only)
@@ -223,6 +225,7 @@ class Ledger:
         del self._members[member.host]
         self.joined_ranks -= member.size
         self.changes += 1
+        self.departures += 1
         for fact in self._facts:
             if fact.stated(member.offer) is None:
                 continue
@@ -258,7 +261,8 @@ def _too_long(text: str) -> bool:
     return len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode("utf-8")) > MAX_TEXT_BYTES)
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """A text from a peer, quoted, and short enough for a reason and a log line."""
     return repr(text[:64] + "…" if _too_long(text) else text)
 
 
@@ -266,15 +270,15 @@ def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     """The name is one that a log line, a page and a person can hold."""
     host = offer.hello.host
     if not host.strip():
-        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} is blank: give the host a name")
+        return Refusal(Word.BAD_HOST, f"the host name {cut(host)} is blank: give the host a name")
     if _too_long(host):
         size = len(host.encode("utf-8"))
         return Refusal(
-            Word.BAD_HOST, f"the host name {_cut(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
+            Word.BAD_HOST, f"the host name {cut(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
         )
     if not host.isprintable():
         # Control characters, and those that are invisible or turn a line of text around.
-        return Refusal(Word.BAD_HOST, f"the host name {_cut(host)} has characters that do not print: leave them out")
+        return Refusal(Word.BAD_HOST, f"the host name {cut(host)} has characters that do not print: leave them out")
     return None
 
 
@@ -284,14 +288,14 @@ def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     if len(hello.gpus) > MAX_LABELS:
         return Refusal(
             Word.BAD_LABEL,
-            f"{_cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
+            f"{cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
         )
     for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
         if _too_long(label):
             size = len(label.encode("utf-8"))
             return Refusal(
                 Word.BAD_LABEL,
-                f"{_cut(hello.host)} sent the label {_cut(label)} of {size} bytes, "
+                f"{cut(hello.host)} sent the label {cut(label)} of {size} bytes, "
                 f"the limit is {MAX_TEXT_BYTES}: shorten it",
             )
     return None
@@ -301,9 +305,7 @@ def check_some_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | Non
     """A host without a device has no rank."""
     if offer.hello.local_devices:
         return None
-    return Refusal(
-        Word.NO_DEVICES, f"{_cut(offer.hello.host)} offers no device: make at least one visible to the agent"
-    )
+    return Refusal(Word.NO_DEVICES, f"{cut(offer.hello.host)} offers no device: make at least one visible to the agent")
 
 
 def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
@@ -313,7 +315,7 @@ def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | No
         return None
     return Refusal(
         Word.TOO_MANY_DEVICES,
-        f"{_cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
+        f"{cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
     )
 
 
@@ -325,7 +327,7 @@ def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal |
     repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
     return Refusal(
         Word.REPEATED_DEVICE,
-        f"{_cut(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
+        f"{cut(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
     )
 
 
@@ -337,7 +339,7 @@ def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     age = max(0, int(now - holder.joined_at))
     return Refusal(
         Word.DUPLICATE_HOST,
-        f"{_cut(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
+        f"{cut(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
         "worker of an earlier launch, end it and its name is free; if two hosts have one name, give one another "
         "(--host)",
     )
@@ -354,13 +356,13 @@ def agreement(fact: Fact) -> Check:
         if offered is None or expected is None or offered == expected:
             return None
         setter = ledger.setter(fact)
-        source = "the operator" if setter is None else f"{_cut(setter.host)} (the first to state it)"
+        source = "the operator" if setter is None else f"{cut(setter.host)} (the first to state it)"
         blame = (
-            "" if setter is None else f"; if {_cut(setter.host)} is the one that is wrong, end its agent and dial again"
+            "" if setter is None else f"; if {cut(setter.host)} is the one that is wrong, end its agent and dial again"
         )
         return Refusal(
             fact.word,
-            f"{_cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
+            f"{cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
             f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}",
         )
 

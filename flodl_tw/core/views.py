@@ -6,13 +6,12 @@ Keys and their order are part of the contract with ``fdl``; nothing is added.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
-from flodl_tw.core.ledger import Member
+from flodl_tw.core.ledger import Ledger, Member
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-Seats = Iterable[tuple[Member, range]]
 
 
 def compact(value: Any) -> str:
@@ -33,9 +32,31 @@ def member_view(member: Member, ranks: range) -> dict[str, Any]:
     }
 
 
-def members_json(seats: Seats) -> str:
-    """The ``members`` array.  Costs a few microseconds a host: keep it until the ledger changes."""
-    return compact([member_view(member, ranks) for member, ranks in seats])
+class MembersJson:
+    """The ``members`` array of a ledger, rendered at most once a change.
+
+    While hosts only join, each is rendered once, so that polling a window that
+    fills costs no more the fuller it is.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._changes = self._departures = -1
+        self._rendered: list[str] = []
+        self._text = "[]"
+
+    def text(self) -> str:
+        """The array as it stands."""
+        ledger = self._ledger
+        if self._changes == ledger.changes:
+            return self._text
+        if self._departures != ledger.departures:
+            self._rendered.clear()
+        for member, ranks in islice(ledger.roster(), len(self._rendered), None):
+            self._rendered.append(compact(member_view(member, ranks)))
+        self._changes, self._departures = ledger.changes, ledger.departures
+        self._text = f"[{','.join(self._rendered)}]"
+        return self._text
 
 
 def state_json(head: dict[str, Any], members: str) -> bytes:

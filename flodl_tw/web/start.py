@@ -40,10 +40,11 @@ def split_host(host: str) -> tuple[str, str]:
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name.partition("%")[0])
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
-    return True
+    # Only a link-local address has a scope.
+    return "%" not in name or address.is_link_local
 
 
 def foreign_origin(origin: str, host: str | None) -> bool:
@@ -53,7 +54,7 @@ def foreign_origin(origin: str, host: str | None) -> bool:
         port = parts.port or {"https": 443}.get(parts.scheme, 80)
     except ValueError:
         return True
-    if not parts.hostname or host is None:
+    if not parts.hostname or host is None or "@" in parts.netloc:
         return True
     return (parts.hostname.removesuffix("."), str(port)) != split_host(host)
 
@@ -69,8 +70,8 @@ def web_page_reason(attempt: StartAttempt, token_is_valid: bool, own_names: froz
         return "its Sec-Fetch-Site is cross-site"
     if attempt.host is None or token_is_valid:
         return None
-    name, _ = split_host(attempt.host)
-    if _is_address(name) or name in own_names:
+    name, port = split_host(attempt.host)
+    if (_is_address(name) or name in own_names) and port.isdecimal():
         return None
     return (
         f"its Host {name!r} is no name of this machine (start the controller with --allowed-host {name}, "

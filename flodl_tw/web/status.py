@@ -18,7 +18,6 @@ from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.server import Request, Site
-from twisted.web.template import flattenString
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 
 from flodl_tw.controller import Controller
@@ -63,10 +62,9 @@ class Status:
         reachable = address.shown if not address.loopback or not self.controller.credentialed else socket.gethostname()
         endpoint = show_endpoint(reachable, here.port)
         shown = page(self.controller, endpoint, self._ended)
-        body: bytes = await flattenString(request, shown)
         request.setHeader(b"content-security-policy", POLICY.encode())
         request.setHeader(b"x-content-type-options", b"nosniff")
-        return await _answer(request, 200, b"<!DOCTYPE html>\n" + body, b"text/html; charset=utf-8")
+        return await _answer(request, 200, shown.encode(), b"text/html; charset=utf-8")
 
     @app.route("/start", methods=["POST"])
     def start(self, request: Any) -> Any:
@@ -96,7 +94,7 @@ class Status:
         request.setHeader(b"allow", allowed.encode())
         return _answer(request, 405, _error(f"this path answers {allowed}"))
 
-    # "//state.json" is another path than "/state.json".
+    # "/start//" is another path than "/start".
     app.url_map.merge_slashes = False
 
 
@@ -108,6 +106,12 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
+def _only(request: Any, name: bytes, worst: str) -> str | None:
+    """A header's value, or the worst one where it came more than once."""
+    values = request.requestHeaders.getRawHeaders(name, [])
+    return worst if len(values) > 1 else _text(values[0] if values else None)
+
+
 def _attempt(request: Any) -> StartAttempt:
     tokens = [token.decode("utf-8", "replace") for token in request.args.get(b"token", ())]
     scheme, _, credential = (_text(request.getHeader(b"authorization")) or "").partition(" ")
@@ -116,8 +120,8 @@ def _attempt(request: Any) -> StartAttempt:
     return StartAttempt(
         from_loopback=classify(request.getClientAddress().host).loopback,
         host=_text(request.getHeader(b"host")),
-        origin=_text(request.getHeader(b"origin")),
-        fetch_site=_text(request.getHeader(b"sec-fetch-site")),
+        origin=_only(request, b"origin", "null"),
+        fetch_site=_only(request, b"sec-fetch-site", "cross-site"),
         tokens=tuple(tokens),
     )
 
@@ -148,6 +152,10 @@ class StatusRequest(Request):
         super().__init__(channel)
         self._connection = connection
 
+    def gotLength(self, length: int | None) -> None:
+        # Where it knows no length Twisted opens a temporary file, and a body here is never more than a few KiB.
+        super().gotLength(0 if length is None else length)
+
     def handleContentChunk(self, data: bytes) -> None:
         if self._connection.takes_body(len(data)):
             super().handleContentChunk(data)
@@ -157,6 +165,9 @@ class StatusRequest(Request):
             return
         self.setHeader(b"connection", b"close")
         self.channel.persistent = False
+        if self.path == b"*" or self.path.startswith(b"//") or self.path[:4].lower() == b"/%2f":
+            # Klein takes "//start" for "/start", and Twisted answers "*" by itself; neither is a path of ours.
+            self.path = b"/unknown"
         super().process()
 
     def getRequestHostname(self) -> bytes:
@@ -270,5 +281,9 @@ class StatusConnection:
         self._peeker.close()
 
     def _expired(self) -> None:
+        # As with every deadline: what has arrived by now is read first.
+        self._deadline = self._shared.clock.callLater(0, self._expire)
+
+    def _expire(self) -> None:
         self._leave_reading(Stage.REFUSED)
         self._peeker.drop("request-deadline", f"no whole HTTP request within {self._shared.limits.request} s")

@@ -135,16 +135,33 @@ class TestMembers(unittest.TestCase):
         assert first is not None
         ledger.depart(first)
         self.assertEqual(
-            views.members_json(ledger.roster()),
+            views.MembersJson(ledger).text(),
             '[{"host":"a","ranks":[0,1],"local_devices":[0,1],"gpus":[],"libtorch":"","joined_at_secs":1},'
             '{"host":"b","ranks":[2,3],"local_devices":[0,1],"gpus":[],"libtorch":"","joined_at_secs":62}]',
         )
+
+    def test_it_follows_every_change_however_often_it_is_asked(self) -> None:
+        ledger = Ledger(nccl=False)
+        kept = views.MembersJson(ledger)
+        members = []
+        for step in ("+a", "+b", "+c", "-b", "+d", "-a", "+b", "-d"):
+            host = step[1]
+            if step[0] == "+":
+                members.append(ledger.admit(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0))
+            else:
+                gone = ledger.member(host)
+                assert gone is not None
+                ledger.depart(gone)
+            with self.subTest(step):
+                self.assertEqual(kept.text(), views.MembersJson(ledger).text())
+                self.assertIs(kept.text(), kept.text())
+        self.assertEqual([member["ranks"] for member in json.loads(kept.text())], [[0, 1], [2, 3]])
 
     def test_labels_are_escaped_as_json_does(self) -> None:
         hello = Hello("h", b"\0", ('"\\/\b\f\n\r\t\0\x1b\x1f\x7fü😀',), "\u2028", bytes(32))
         ledger = Ledger()
         ledger.admit(Offer(hello, 4, "10.0.0.1"), 0.0)
-        (text,) = [views.members_json(ledger.roster())]
+        (text,) = [views.MembersJson(ledger).text()]
         self.assertIn(r'"gpus":["\"\\/\b\f\n\r\t\u0000\u001b\u001f' + '\x7fü😀"]', text)
         self.assertEqual(json.loads(text)[0]["libtorch"], "\u2028")
 
@@ -154,4 +171,4 @@ class TestMembers(unittest.TestCase):
         )
 
     def test_no_member_is_an_empty_array(self) -> None:
-        self.assertEqual(views.members_json(Ledger().roster()), "[]")
+        self.assertEqual(views.MembersJson(Ledger()).text(), "[]")

@@ -1,0 +1,189 @@
+"""From options, environment and cluster file to settings: who wins, and what contradicts."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from flodl_tw.core.window import SettingError, StartMode
+from flodl_tw.core.world import RelaySettings, WorkerFields
+from flodl_tw.settings import Settings, read_settings
+from flodl_tw.tap import Options
+
+TOKEN_HEX = "00112233445566778899aabbccddeeff"
+WORKERS = """
+  workers:
+    - {host: gpu-a, ranks: [0, 1], local_devices: [0, 1], nccl_socket_ifname: eth0, path: /srv, arch: precompiled/cu128}
+    - {host: gpu-b, ranks: [2], local_devices: all, nccl_socket_ifname: ib0, path: /opt, gpu_ram_share: 0.5}
+  gpu_ram_share: 0.25
+"""
+
+
+class SettingsTestCase(unittest.TestCase):
+    """With a cluster file in a folder of its own."""
+
+    def setUp(self) -> None:
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.file = Path(made.name, "cluster.yml")
+
+    def settings(self, *arguments: str, environ: dict[str, str] | None = None, join: str | None = None) -> Settings:
+        """What the arguments ask for; ``join`` is the join block of a cluster file with three ranks."""
+        options = Options()
+        if join is not None:
+            self.file.write_text(
+                f"cluster:\n  controller:\n    host: head\n    port: 1444\n    join: {{{join}}}{WORKERS}"
+            )
+            arguments = ("--cluster", str(self.file), *arguments)
+        options.parseOptions(list(arguments))
+        return read_settings(options, {"XDG_STATE_HOME": "/nowhere", **(environ or {})})
+
+    def refused(self, *arguments: str, **more: Any) -> str:
+        """The one line that refuses the arguments."""
+        with self.assertRaises(SettingError) as caught:
+            self.settings(*arguments, **more)
+        self.assertNotIn("\n", str(caught.exception))
+        return str(caught.exception)
+
+
+class OptionTests(SettingsTestCase):
+    """Without a cluster file."""
+
+    def test_the_defaults(self) -> None:
+        given = self.settings()
+        window = given.run.window
+        self.assertEqual((given.port, given.interface, given.token, given.open_admission), (29500, "", None, False))
+        self.assertEqual((window.min_rank_start, window.target_ranks, window.start_mode), (1, None, StartMode.AUTO))
+        self.assertEqual((window.window_secs, window.cap_secs), (300, 600))
+        self.assertEqual((given.native_rendezvous, dict(given.backends), given.run.one_salt), (True, {}, False))
+        self.assertIsNone(given.run.launch.relay)
+
+    def test_the_cap_follows_a_window_that_was_made_longer_than_it(self) -> None:
+        self.assertEqual(self.settings("--join-timeout", "900").run.window.max_join_timeout, 900)
+
+    def test_the_rendezvous_is_native_with_nccl_and_off_with_cpu_unless_it_is_said(self) -> None:
+        for arguments, native, backends in (
+            ((), True, {}),
+            (("--backend", "cpu"), False, {}),
+            (("--backend", "cpu", "--rendezvous", "native"), True, {}),
+            (("--rendezvous", "off"), False, {}),
+            (("--rendezvous", "tcp:h:1"), False, {"rendezvous": "tcp:h:1"}),
+        ):
+            with self.subTest(arguments):
+                given = self.settings(*arguments)
+                self.assertEqual((given.native_rendezvous, dict(given.backends)), (native, backends))
+
+    def test_ranks_and_backends_share_one_salt_where_there_is_a_backend(self) -> None:
+        for arguments, one_salt in (
+            ((), False),
+            (("--rendezvous", "off"), False),
+            (("--data", "tcp:h:1"), True),
+            (("--control", "unix:/run/c"), True),
+            (("--rendezvous", "tcp:h:1"), True),
+        ):
+            with self.subTest(arguments):
+                self.assertIs(self.settings(*arguments).run.one_salt, one_salt)
+
+    def test_relays_get_a_spec_where_the_control_channel_has_a_backend(self) -> None:
+        for arguments, relay in (
+            (("--data", "tcp:h:1"), None),
+            (("--control", "tcp:h:1"), RelaySettings(False, 1 << 30)),
+            (("--control", "tcp:h:1", "--data", "tcp:h:2"), RelaySettings(True, 1 << 30)),
+            (("--control", "tcp:h:1", "--frame-ceiling", "65536"), RelaySettings(False, 65536)),
+        ):
+            with self.subTest(arguments):
+                self.assertEqual(self.settings(*arguments).run.launch.relay, relay)
+
+    def test_bad_values_name_option_value_limit_and_way_out(self) -> None:
+        for arguments, parts in (
+            (("--frame-ceiling", "1", "--control", "tcp:h:1"), ("--frame-ceiling 1:", "4096", "give a number")),
+            (("--allowed-host", "gpu-head:29680"), ("--allowed-host 'gpu-head:29680':", "without a port")),
+            (("--allowed-host", "a b"), ("--allowed-host 'a b':", "no host name")),
+        ):
+            with self.subTest(arguments):
+                line = self.refused(*arguments)
+                for part in parts:
+                    self.assertIn(part, line)
+
+    def test_an_empty_token_variable_is_never_open(self) -> None:
+        line = self.refused(environ={"FLODL_JOIN_TOKEN": ""})
+        self.assertIn("FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is 0 characters", line)
+        self.assertIn("or unset it", line)
+
+
+class ClusterTests(SettingsTestCase):
+    """With one."""
+
+    def test_the_file_speaks_where_the_command_does_not(self) -> None:
+        given = self.settings(join="min_rank_start: 2, join_timeout: 30, max_join_timeout: 90, start: hybrid")
+        window = given.run.window
+        self.assertEqual(given.port, 1444)
+        self.assertEqual((window.min_rank_start, window.target_ranks, window.start_mode), (2, 3, StartMode.HYBRID))
+        self.assertEqual((window.join_timeout, window.max_join_timeout), (30, 90))
+
+    def test_options_win_over_the_file(self) -> None:
+        given = self.settings(
+            *("--port", "29500", "--min-rank-start", "1", "--target-ranks", "2", "--join-timeout", "7"),
+            *("--max-join-timeout", "8", "--start", "auto", "--interface", "127.0.0.2"),
+            join="min_rank_start: 2, join_timeout: 30, max_join_timeout: 90, start: hybrid",
+        )
+        window = given.run.window
+        self.assertEqual((given.port, given.interface), (29500, "127.0.0.2"))
+        self.assertEqual((window.min_rank_start, window.target_ranks, window.start_mode), (1, 2, StartMode.AUTO))
+        self.assertEqual((window.join_timeout, window.max_join_timeout), (7, 8))
+
+    def test_a_manual_start_by_option_drops_the_file_s_target(self) -> None:
+        self.assertIsNone(self.settings("--start", "manual", join="").run.window.target_ranks)
+        self.assertIn("--target-ranks 3", self.refused("--start", "manual", "--target-ranks", "3", join=""))
+
+    def test_the_roster_s_fields_go_into_the_envelopes(self) -> None:
+        launch = self.settings("--nccl-socket-ifname", "en0", join="").run.launch
+        self.assertEqual(
+            dict(launch.roster),
+            {
+                "gpu-a": WorkerFields("eth0", "/srv", "precompiled/cu128", None, 0.25),
+                "gpu-b": WorkerFields("ib0", "/opt", None, None, 0.5),
+            },
+        )
+        self.assertEqual(launch.walk_in, WorkerFields("en0", gpu_ram_share=0.25))
+
+    def test_the_token_s_sources_in_their_order(self) -> None:
+        file = self.file.with_name("token")
+        file.write_text("ff" * 16)
+        file.chmod(0o600)
+        join = f"token: {TOKEN_HEX}"
+        variable = {"FLODL_JOIN_TOKEN": "ee" * 16}
+        self.assertEqual(self.settings(join=join).token, bytes.fromhex(TOKEN_HEX))
+        self.assertEqual(self.settings(join=join, environ=variable).token, b"\xee" * 16)
+        self.assertEqual(self.settings("--token-file", str(file), join=join, environ=variable).token, b"\xff" * 16)
+
+    def test_a_token_contradicts_open_admission_wherever_each_was_said(self) -> None:
+        for arguments, join, environ in (
+            (("--open-admission",), f"token: {TOKEN_HEX}", {}),
+            ((), "open_admission: true", {"FLODL_JOIN_TOKEN": TOKEN_HEX}),
+            (("--open-admission",), None, {"FLODL_JOIN_TOKEN": TOKEN_HEX}),
+        ):
+            with self.subTest(arguments=arguments, join=join):
+                line = self.refused(*arguments, join=join, environ=environ)
+                self.assertIn("--open-admission", line)
+                self.assertIn("drop one of the two", line)
+                self.assertNotIn(TOKEN_HEX, line)
+
+    def test_open_admission_may_be_said_in_the_file(self) -> None:
+        self.assertTrue(self.settings(join="open_admission: true").open_admission)
+
+    def test_a_token_that_others_can_read_is_warned_about(self) -> None:
+        for mode, count in ((0o644, 1), (0o600, 0)):
+            with self.subTest(mode=mode):
+                self.file.touch()
+                self.file.chmod(mode)
+                given = self.settings(join=f"token: {TOKEN_HEX}")
+                self.assertEqual(len(given.warnings), count)
+                self.assertNotIn(TOKEN_HEX, repr(given))
+
+    def test_tunnelled_workers_bind_loopback(self) -> None:
+        join = "discovery: true, tunnel_only: true, min_rank_start: 1"
+        self.assertEqual(self.settings(join=join).interface, "127.0.0.1")
+        self.assertEqual(self.settings("--interface", "::1", join=join).interface, "::1")
