@@ -380,13 +380,13 @@ class Admission(ProcessTestCase):
         self.addCleanup(made.cleanup)
         write(Path(made.name) / "token", TOKEN + "\n")
         rows: tuple[tuple[tuple[str, ...], dict[str, str], str], ...] = (
-            (("--token-file", str(Path(made.name) / "token")), {}, "--token-file"),
+            (("--token-file", str(Path(made.name) / "token")), {}, f"needs the token in {made.name}/token;"),
             ((), {"FLODL_JOIN_TOKEN": TOKEN.upper()}, "FLODL_JOIN_TOKEN"),
             # The file goes before the variable.
             (
                 ("--token-file", str(Path(made.name) / "token")),
                 {"FLODL_JOIN_TOKEN": OTHER_TOKEN},
-                "--token-file",
+                f"needs the token in {made.name}/token;",
             ),
         )
         for controller, environ, source in [
