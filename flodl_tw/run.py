@@ -421,7 +421,8 @@ class Run:
 
     def _refused_text(self) -> str:
         """Who was refused, for the reason of a window that failed."""
-        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in self.refused_hosts.values()][-4:]
+        told = [refused for refused in self.refused_hosts.values() if refused.refusal.word is not Word.WINDOW_CLOSED]
+        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in told[-4:]]
         return f"; refused meanwhile: {', '.join(shown)}" if shown else ""
 
     def exits(self, member: Member) -> str:
