@@ -13,7 +13,9 @@ from twisted.python.failure import Failure
 from flodl_tw import sockets
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify
-from flodl_tw.core.ledger import Member, Offer
+from flodl_tw.core.exits import ViolationError
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Member
 from flodl_tw.core.messages import (
     VERSIONS,
     Abort,
@@ -39,7 +41,7 @@ from flodl_tw.core.wire import (
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue
 from flodl_tw.mux import FrontDoor, Peeker
-from flodl_tw.run import LinkEnd, Run, ViolationError
+from flodl_tw.run import LinkEnd, Run
 
 
 class JoinChannel:

@@ -214,7 +214,7 @@ class FrontDoor(ServerFactory):
         self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
         self.ended: Counter[str] = Counter()
         self.port: PausablePort | None = None
-        self._capacity = capacity
+        self.capacity = capacity
         self.accepts = accepts
         self._connections: set[Peeker] = set()
         self._backends = 0
@@ -247,7 +247,7 @@ class FrontDoor(ServerFactory):
         if not classify(peeker.peer).private:
             self._warn_public(peeker)
         self.peeks.start(peeker)
-        if self.port is not None and self.port.numberAccepts > self.accepts:
+        if self.port is not None and getattr(self.port, "numberAccepts", 0) > self.accepts:
             # Twisted lets a batch grow without end, and pausing does not stop one: it would eat the spare descriptors.
             self.port.numberAccepts = self.accepts
         crowded_out = self.undecided.arrived(peeker)
@@ -278,7 +278,7 @@ class FrontDoor(ServerFactory):
         self._weigh()
 
     def _weigh(self) -> None:
-        full = len(self._connections) + self._backends >= self._capacity
+        full = len(self._connections) + self._backends >= self.capacity
         if self.port is None or self._closing or full is self._paused:
             return
         self._paused = full
@@ -287,7 +287,7 @@ class FrontDoor(ServerFactory):
             self.log.warn(
                 "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
                 "(raise the limit with ulimit -n or LimitNOFILE)",
-                count=self._capacity,
+                count=self.capacity,
             )
         else:
             self.port.startReading()

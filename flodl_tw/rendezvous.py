@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from flodl_tw.controller import Controller
-from flodl_tw.core.ledger import VERSION_FACT
+from flodl_tw.core.facts import VERSION_FACT
 from flodl_tw.core.messages import RendezvousHello, Uid, decode_rendezvous, encode_rendezvous
 from flodl_tw.core.rendezvous import Close, Complete, Effect, Fail, Rendezvous, Send, StartTimer, StopTimer, Timer
 from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, Frame, FrameKind, FrameReader, WireError

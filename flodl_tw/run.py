@@ -8,8 +8,6 @@ controller calls once at the end of a turn, decides what follows.
 from __future__ import annotations
 
 import secrets
-import signal
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,8 +17,10 @@ from typing import Any, Final, Protocol
 from twisted.logger import Logger
 
 from flodl_tw.core import views
-from flodl_tw.core.ledger import Ledger, Member, Offer, cut
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.exits import Exits, ViolationError, exit_text
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Ledger, Member, cut, rank_span
+from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
 from flodl_tw.core.window import (
     Failed,
     Formed,
@@ -36,11 +36,8 @@ from flodl_tw.core.window import (
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import LaunchSettings, World
 
-SHOWN_REFUSALS: Final = 20
-"""Refused hosts that a run remembers for its page."""
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
-
 NEWCOMERS_A_LINE: Final = 16
 """Hosts that share a log line, where so many join in one turn."""
 
@@ -59,17 +56,6 @@ class LinkEnd(Enum):
     RESET = "reset"
     SILENT = "silent"
     PROTOCOL_ERROR = "protocol error"
-
-
-@dataclass(slots=True)
-class RefusedHost:
-    """A host that was refused, for the page: its name as shown, the last reason, when (seconds), and how often."""
-
-    host: str
-    address: str
-    refusal: Refusal
-    at: float
-    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +82,6 @@ class ControlLink(Protocol):
         """Write Abort, the link's last frame, and close."""
 
 
-class ViolationError(Exception):
-    """A member sent what its place in the run does not allow."""
-
-
-def rank_span(ranks: range) -> str:
-    """Contiguous ranks for people: ``rank 3`` or ``ranks 3-6``."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-
-
-def exit_text(code: int) -> str:
-    """A RankExited's code for people; it always has ``code N``."""
-    if code == -1:
-        return "code -1 (killed by a signal)"
-    if code < 0:
-        try:
-            return f"code {code} (killed by {signal.Signals(-code).name})"
-        except ValueError:
-            return f"code {code} (killed by signal {-code})"
-    return f"code {code}"
-
-
 class Run:
     """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for a ``settle``.
 
@@ -140,20 +105,18 @@ class Run:
         """The first lost host or failed rank."""
         self.armed = False
         self.refused = 0
-        self.refused_hosts: OrderedDict[tuple[str, Word], RefusedHost] = OrderedDict()
-        """The hosts refused last, by name and word, the oldest first; at most ``SHOWN_REFUSALS``."""
+        self.refused_hosts = RefusedHosts()
+        """The hosts refused last."""
         self.ends: dict[Member, LinkEnd] = {}
         """How the links of the world's members ended, so far."""
-        self.failed_ranks: dict[int, int] = {}
-        """The codes of ranks that did not exit with 0."""
+        self.exits: Exits | None = None
+        """What the ranks have reported; None before the verdict."""
         self._seconds = seconds
         self._happened = happened
         self._opened = seconds()
         self._closed_phase: Phase | None = None
         self._seats: dict[Member, range] = {}
         self._to_ship: list[Member] = []
-        self._unreported: dict[Member, int] = {}
-        """Which ranks have not reported an exit: bit N is the member's Nth rank."""
         self._abort_due = False
         self._members_json = views.MembersJson(self.ledger)
         self._newcomers: list[str] = []
@@ -227,7 +190,7 @@ class Run:
         outcome = self.ledger.admit(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
         if isinstance(outcome, Refusal):
             self.refuse(outcome, f"host {cut(offer.hello.host)} at {offer.address}")
-            self._remember(offer, outcome, standing.elapsed)
+            self.refused_hosts.add(cut(offer.hello.host), offer.address, outcome, standing.elapsed)
             if isinstance(due, Open):
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
                 self.refused += 1
@@ -243,14 +206,6 @@ class Run:
     def refuse(self, refusal: Refusal, who: str) -> None:
         """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
-
-    def _remember(self, offer: Offer, refusal: Refusal, now: float) -> None:
-        key = (cut(offer.hello.host), refusal.word)
-        before = self.refused_hosts.pop(key, None)
-        times = 1 if before is None else before.times + 1
-        self.refused_hosts[key] = RefusedHost(key[0], offer.address, refusal, now, times)
-        if len(self.refused_hosts) > SHOWN_REFUSALS:
-            self.refused_hosts.popitem(last=False)
 
     def arm(self) -> None:
         """The operator started the run; it stays armed until the run ends."""
@@ -275,30 +230,20 @@ class Run:
             )
         else:
             self.ends[member] = end
-            if self.failure is None and (missing := self._unreported.get(member)):
+            if self.failure is None and self.exits is not None and (missing := self.exits.missing(member)):
                 self._lost(member, end, missing)
         self._happened()
 
     def rank_exited(self, member: Member, accepted_rank: int, code: int) -> None:
         """A rank of the member ended.  Raises ViolationError where it cannot have."""
-        missing = self._unreported.get(member)
-        if missing is None or member in self._to_ship:
+        if self.exits is None or member in self._to_ship:
             raise ViolationError("RankExited before its world was formed")
-        if accepted_rank not in member.accepted_ranks:
-            raise ViolationError(
-                f"RankExited for rank {accepted_rank}, its Accept gave it {rank_span(member.accepted_ranks)}"
-            )
-        index = accepted_rank - member.accepted_from
-        if not missing >> index & 1:
-            raise ViolationError(f"RankExited for rank {accepted_rank} twice")
-        self._unreported[member] = missing ^ (1 << index)
-        rank = self._seats[member][index]
+        rank = self.exits.report(member, accepted_rank, code)
         text = exit_text(code)
         alias = "" if rank == accepted_rank else f" (rank {accepted_rank} to its agent)"
         log = self.log.warn if code else self.log.info
         log("{host!r}: rank {rank}{alias} exited with {text}", host=member.host, rank=rank, alias=alias, text=text)
         if code:
-            self.failed_ranks[rank] = code
             self._casualty(f"rank {rank} of host {member.host!r} exited with {text}")
         self._happened()
 
@@ -312,7 +257,7 @@ class Run:
             if isinstance(judged, Formed):
                 self._form(judged.why)
             elif isinstance(judged, Failed):
-                self.fail(judged.why + self._refused_text())
+                self.fail(judged.why + self.refused_hosts.told())
         if self._abort_due:
             self._abort_all()
         if self._closed_phase is Phase.FORMING:
@@ -357,7 +302,7 @@ class Run:
         self.world = World(seats, salt, self.settings.launch)
         self._closed_phase = Phase.FORMING
         self._seats = dict(seats)
-        self._unreported = {member: (1 << member.size) - 1 for member, _ in seats}
+        self.exits = Exits(self._seats)
         self._to_ship = [member for member, _ in reversed(seats)]
         self.log.info(
             "the world forms: {ranks} ranks on {hosts} hosts after {secs} s ({why})",
@@ -388,8 +333,7 @@ class Run:
             self._closed_phase = Phase.TRAINING
             self.log.info("every host has its world: training")
 
-    def _lost(self, member: Member, end: LinkEnd, missing: int) -> None:
-        ranks = [rank for index, rank in enumerate(self._seats[member]) if missing >> index & 1]
+    def _lost(self, member: Member, end: LinkEnd, ranks: list[int]) -> None:
         named = ", ".join(map(str, ranks[:8]))
         more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
@@ -418,23 +362,6 @@ class Run:
             self.failure = self.first_casualty
             self.log.error("the run has failed: {why}", why=self.failure)
         self._end_parts()
-
-    def _refused_text(self) -> str:
-        """Who was refused, for the reason of a window that failed."""
-        told = [refused for refused in self.refused_hosts.values() if refused.refusal.word is not Word.WINDOW_CLOSED]
-        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in told[-4:]]
-        return f"; refused meanwhile: {', '.join(shown)}" if shown else ""
-
-    def exits(self, member: Member) -> str:
-        """What is known of the exits of a world's member, for people."""
-        ranks = self._seats.get(member)
-        if ranks is None:
-            return ""
-        reported = member.size - self._unreported[member].bit_count()
-        failed = [
-            f"rank {rank} with {exit_text(self.failed_ranks[rank])}" for rank in ranks if rank in self.failed_ranks
-        ]
-        return ", ".join([f"{reported} of {member.size}", *failed])
 
     def _window_closed(self, due: Verdict | None) -> Refusal:
         # What closes the window may have happened in this very turn, whose end takes the verdict.

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred
@@ -27,6 +27,9 @@ from flodl_tw.core.window import Phase, SettingError
 from flodl_tw.limits import SPARE_DESCRIPTORS
 from flodl_tw.settings import Settings, read_settings
 from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, check_writable, write_atomically
+
+if TYPE_CHECKING:
+    from flodl_tw.mux import FrontDoor
 
 
 class Options(usage.Options):
@@ -187,7 +190,6 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
 
     from flodl_tw.channels import channels
     from flodl_tw.controller import Controller
-    from flodl_tw.mux import FrontDoor
 
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     clock: Any = reactor
@@ -195,7 +197,6 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
     if settings.port_file is not None:
         check_writable("--port-file", settings.port_file)
     descriptors = sockets.raise_descriptor_limit()
-    capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
     port = bound.getsockname()[1]
     folder = StateFolder(settings.state_dir, port)
@@ -205,6 +206,28 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
         token = folder.made_token()
         source = str(folder.token_file)
     controller = Controller(clock, settings.run, token=token, after_run=settings.after_run, finished=_stop_with_status)
+    front = _front_door(clock, settings, descriptors)
+    front.routes = channels(
+        front,
+        controller,
+        port,
+        allowed_hosts=settings.allowed_hosts,
+        native_rendezvous=settings.native_rendezvous,
+        backends=settings.backends,
+        reactor=reactor,
+    )
+    services = MultiService()
+    # Stopped in reverse: the controller says goodbye on its links before the door closes them.
+    announcement = Announcement(settings, bound, source, front.capacity)
+    for part in (announcement, Door(clock, bound, front, settings), controller):
+        part.setServiceParent(services)
+    return services
+
+
+def _front_door(clock: Any, settings: Settings, descriptors: int) -> FrontDoor:
+    from flodl_tw.mux import FrontDoor
+
+    capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
     front = FrontDoor(
         clock,
         settings.limits,
@@ -218,20 +241,7 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
         FrontDoor.__module__,
         observer=FilteringLogObserver(globalLogPublisher, [LogLevelFilterPredicate(LogLevel.info)]),
     )
-    front.routes = channels(
-        front,
-        controller,
-        port,
-        allowed_hosts=settings.allowed_hosts,
-        native_rendezvous=settings.native_rendezvous,
-        backends=settings.backends,
-        reactor=reactor,
-    )
-    services = MultiService()
-    # Stopped in reverse: the controller says goodbye on its links before the door closes them.
-    for part in (Announcement(settings, bound, source, capacity), Door(clock, bound, front, settings), controller):
-        part.setServiceParent(services)
-    return services
+    return front
 
 
 def _stop_with_status(phase: Phase) -> None:

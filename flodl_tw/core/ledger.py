@@ -8,30 +8,27 @@ clock, no network; the caller says when and from where.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flodl_tw.core.messages import Hello
-from flodl_tw.core.refusals import Refusal, Word, short_id
+from flodl_tw.core.facts import (
+    DATASET_FACT,
+    FACTS,
+    MODEL_FACT,
+    NCCL_FACT,
+    RUN_FACT,
+    VENDOR_FACT,
+    VERSION_FACT,
+    Fact,
+    Offer,
+)
+from flodl_tw.core.refusals import Refusal, Word
 
 MAX_DEVICES: Final = 256
 MAX_LABELS: Final = 256
 MAX_TEXT_BYTES: Final = 255
 """Longest host name, GPU label, libtorch label and run id, in bytes of UTF-8."""
-
-_NVIDIA = re.compile(r"(cu|sm)[0-9]")
-_AMD = re.compile(r"(rocm|gfx)[0-9]")
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A hello with what the connection knows of it: the version spoken and the peer's address."""
-
-    hello: Hello
-    version: int
-    address: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,86 +60,9 @@ class Member:
         return range(self.accepted_from, self.accepted_from + self.size)
 
 
-def gpu_vendor(libtorch: str) -> str | None:
-    """The vendor that a libtorch label's last path component tells, or None."""
-    last = libtorch.rsplit("/", 1)[-1]
-    if _NVIDIA.match(last):
-        return "NVIDIA"
-    if _AMD.match(last):
-        return "AMD"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """Something that all members must agree on.
-
-    ``stated`` gives an offer's value, or None where it states none, which
-    gates nothing.  ``shown`` is the value for a reason; ``advice`` the way out.
-    """
-
-    name: str
-    word: Word
-    stated: Callable[[Offer], Any]
-    shown: Callable[[Any], str]
-    advice: str
-    nccl_only: bool = False
-
-
-def _major_minor(offer: Offer) -> tuple[int, int] | None:
-    nccl = offer.hello.nccl_version
-    return None if nccl is None else nccl[:2]
-
-
-def _signature(value: bytes) -> str:
-    return short_id(value.hex())
-
-
-VERSION_FACT = Fact(
-    "protocol version",
-    Word.VERSION_MISMATCH,
-    lambda offer: offer.version,
-    str,
-    "ranks of different flodl releases cannot train together: install one release on every host",
-)
-DATASET_FACT = Fact(
-    "dataset signature",
-    Word.DATASET_MISMATCH,
-    lambda offer: offer.hello.dataset_sig,
-    _signature,
-    "the data must be sharded the same everywhere: rebuild or fetch it again on the host that differs",
-)
-VENDOR_FACT = Fact(
-    "GPU vendor",
-    Word.VENDOR_MISMATCH,
-    lambda offer: gpu_vendor(offer.hello.libtorch),
-    str,
-    "NCCL and RCCL cannot form one communicator: use hosts of one vendor, or --backend cpu",
-    nccl_only=True,
-)
-RUN_FACT = Fact(
-    "run id",
-    Word.RUN_MISMATCH,
-    lambda offer: offer.hello.run_id,
-    lambda value: repr(short_id(value)),
-    "a publish landed between their fetches: fetch the run again on the host that is behind",
-)
-NCCL_FACT = Fact(
-    "NCCL version",
-    Word.NCCL_MISMATCH,
-    _major_minor,
-    lambda value: f"{value[0]}.{value[1]}",
-    "NCCL does not connect across minor versions: install one libtorch variant everywhere",
-    nccl_only=True,
-)
-MODEL_FACT = Fact(
-    "model signature",
-    Word.MODEL_MISMATCH,
-    lambda offer: offer.hello.model_sig,
-    _signature,
-    "parameters differ in name, shape or type: rebuild the program from one source tree everywhere",
-)
-FACTS: Final = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)
+def rank_span(ranks: range) -> str:
+    """Contiguous ranks for people: ``rank 3`` or ``ranks 3-6``."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 class Expectation:

@@ -6,6 +6,8 @@ metrics use; the text is for the person who reads it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -57,3 +59,45 @@ SHOWN_ID_CHARS: Final = 8
 def short_id(value: str) -> str:
     """An id or a signature's hex, cut to what tells two apart."""
     return value if len(value) <= SHOWN_ID_CHARS else value[:SHOWN_ID_CHARS] + "…"
+
+
+SHOWN_REFUSALS: Final = 20
+"""Refused hosts that a run remembers."""
+TOLD_REFUSALS: Final = 4
+"""Refused hosts that the reason of a failed window names."""
+
+
+@dataclass(slots=True)
+class RefusedHost:
+    """A host that was refused, for the page: its name as shown, the last reason, when (seconds), and how often."""
+
+    host: str
+    address: str
+    refusal: Refusal
+    at: float
+    times: int = 1
+
+
+class RefusedHosts:
+    """The hosts that were refused last, by name and word, the oldest first; at most ``SHOWN_REFUSALS``."""
+
+    def __init__(self) -> None:
+        self._hosts: OrderedDict[tuple[str, Word], RefusedHost] = OrderedDict()
+
+    def __iter__(self) -> Iterator[RefusedHost]:
+        return iter(self._hosts.values())
+
+    def add(self, host: str, address: str, refusal: Refusal, at: float) -> None:
+        """A host was refused; ``host`` as it may be shown."""
+        key = (host, refusal.word)
+        before = self._hosts.pop(key, None)
+        times = 1 if before is None else before.times + 1
+        self._hosts[key] = RefusedHost(host, address, refusal, at, times)
+        if len(self._hosts) > SHOWN_REFUSALS:
+            self._hosts.popitem(last=False)
+
+    def told(self) -> str:
+        """Who was refused, as the end of a failed window's reason; a host that came too late explains nothing."""
+        counted = [refused for refused in self if refused.refusal.word is not Word.WINDOW_CLOSED]
+        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in counted[-TOLD_REFUSALS:]]
+        return f"; refused meanwhile: {', '.join(shown)}" if shown else ""

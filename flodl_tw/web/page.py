@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Final
 
 from flodl_tw.controller import Controller
-from flodl_tw.core.ledger import Member
+from flodl_tw.core.ledger import Member, rank_span
 from flodl_tw.core.window import Phase, StartMode
-from flodl_tw.run import Run, rank_span
+from flodl_tw.run import Run
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1b1f24 }
@@ -88,7 +88,7 @@ def _member_row(run: Run, member: Member, ranks: range) -> list[str]:
         hello.libtorch,
         f"{int(member.joined_at)} s",
         "open" if end is None else end.value,
-        run.exits(member),
+        "" if run.exits is None else run.exits.text(member),
     ]
 
 
@@ -103,12 +103,12 @@ def _members(run: Run) -> str:
 
 
 def _refused(run: Run) -> str:
-    if not run.refused_hosts:
-        return ""
     rows = [
         [refused.host, refused.address, f"{int(refused.at)} s", str(refused.times), refused.refusal.reason]
-        for refused in reversed(run.refused_hosts.values())
+        for refused in reversed(list(run.refused_hosts))
     ]
+    if not rows:
+        return ""
     return _tag("h2", "Refused") + _table(("Host", "From", "After", "Times", "Reason"), rows)
 
 

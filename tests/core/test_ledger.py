@@ -5,8 +5,7 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
-from flodl_tw.core.ledger import (
-    CHECKS,
+from flodl_tw.core.facts import (
     DATASET_FACT,
     FACTS,
     MODEL_FACT,
@@ -15,11 +14,10 @@ from flodl_tw.core.ledger import (
     VENDOR_FACT,
     VERSION_FACT,
     Fact,
-    Ledger,
-    Member,
     Offer,
     gpu_vendor,
 )
+from flodl_tw.core.ledger import CHECKS, Ledger, Member
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import Refusal, Word
 

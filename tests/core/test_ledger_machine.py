@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from flodl_tw.core.ledger import DATASET_FACT, FACTS, MODEL_FACT, Fact, Ledger, Member, Offer
+from flodl_tw.core.facts import DATASET_FACT, FACTS, MODEL_FACT, Fact, Offer
+from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import Refusal, Word
 from flodl_tw.core.window import Failed, Formed, Open, Standing, StartMode, WindowSettings, verdict

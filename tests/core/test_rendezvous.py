@@ -5,7 +5,8 @@ from __future__ import annotations
 import unittest
 from itertools import permutations
 
-from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello, RendezvousHello, Role, RoleGiven, Uid
 from flodl_tw.core.rendezvous import (
     Close,

@@ -7,7 +7,8 @@ import unittest
 from typing import Any
 
 from flodl_tw.core import views
-from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import World

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import unittest
 
-from flodl_tw.core.ledger import Ledger, Member, Offer
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields, World
 
