@@ -1,17 +1,21 @@
 """Forwarded channels: every byte to a backend and back, with nothing of its own.
 
-A pair of legs, each an ordinary Twisted transport that is the other's producer
-and consumer, so back-pressure is Twisted's.  Half-close and resets pass on.
+A pair of legs, each an ordinary Twisted transport with the other leg for its
+producer, so back-pressure is Twisted's.  Half-close and resets pass on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 from typing import Any, Final
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHalfCloseableProtocol, ITransport
+from twisted.internet.error import TimeoutError as ConnectTimeoutError
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, IReadDescriptor, ITransport
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -23,6 +27,55 @@ from flodl_tw.mux import FrontDoor, Peeker
 
 LOG_EVERY_SECS: Final = 60
 """An unreachable backend is worth a line a minute, however many dials it costs."""
+
+
+@implementer(IReadDescriptor)
+class DeathWatch:
+    """Notices that a connection has died while nobody reads it.
+
+    A transport that is paused, or has had its last byte, is not in the
+    reactor's poll, and a reset would wait there for a read that may never
+    come.  Errors are reported unasked, so this polls for nothing else.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        self._poll = select.epoll()
+        self._legs: dict[int, Leg] = {}
+        reactor.addReader(self)
+
+    def add(self, leg: Leg) -> None:
+        """The leg is not read from here on."""
+        descriptor = leg.descriptor()
+        if descriptor is None or leg.watched is not None:
+            return
+        leg.watched = descriptor
+        self._legs[descriptor] = leg
+        self._poll.register(descriptor, 0)
+
+    def remove(self, leg: Leg) -> None:
+        """The leg is read again, or gone."""
+        descriptor, leg.watched = leg.watched, None
+        if descriptor is None or self._legs.pop(descriptor, None) is None:
+            return
+        # A descriptor that is closed by now has left the poll by itself.
+        with contextlib.suppress(OSError):
+            self._poll.unregister(descriptor)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def logPrefix(self) -> str:
+        return "DeathWatch"
+
+    def doRead(self) -> None:
+        for descriptor, event in self._poll.poll(0):
+            leg = self._legs.get(descriptor)
+            # A hang-up alone says that both sides have shut, and there may be bytes still unread.
+            if leg is not None and event & select.EPOLLERR:
+                leg.died()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._poll.close()
 
 
 class ForwardChannel:
@@ -37,6 +90,7 @@ class ForwardChannel:
     def __init__(self, front: FrontDoor, reactor: Any, name: str, endpoint: str) -> None:
         self.name = name
         self.front = front
+        self.watch = DeathWatch(reactor)
         self._endpoint_text = endpoint
         try:
             self._endpoint = clientFromString(reactor, endpoint)
@@ -47,44 +101,89 @@ class ForwardChannel:
                 f"--{name}", endpoint, f"it is no client endpoint ({why})", f"give {words}tcp:HOST:PORT or unix:PATH"
             ) from None
         self._quiet_until = 0.0
-        self._unlogged = 0
+        self._reset_since = 0
 
     def __call__(self, peeker: Peeker) -> DialerLeg:
         """A dial to forward."""
         return DialerLeg(self, peeker)
 
     def connect(self, leg: BackendLeg) -> Deferred[Any]:
-        """Connect a leg to the backend; it fails at the latest when the deadline has passed."""
+        """Connect a leg to the backend; it fails at the latest when the deadline has passed.
+
+        The attempt counts toward the descriptors from here on, until it fails or the leg is gone.
+        """
+        self.front.backend_opened()
         factory = Factory.forProtocol(lambda: leg)
         factory.noisy = False
         connecting: Deferred[Any] = self._endpoint.connect(factory)
-        return connecting.addTimeout(self.front.limits.connect, self.front.clock)
+        return connecting.addTimeout(self.front.limits.connect, self.front.clock, _timed_out)
 
     def unreachable(self, failure: Failure) -> None:
         """A dial could not be forwarded."""
         now = self.front.clock.seconds()
-        self._unlogged += 1
+        self._reset_since += 1
         if now < self._quiet_until:
             return
         self._quiet_until = now + LOG_EVERY_SECS
+        count = self._reset_since
         self.log.warn(
-            "the {name} channel's backend {endpoint} cannot be reached ({why}): {count} dials reset since the last "
-            "such line; start it, or correct --{name}",
+            "the {name} channel's backend {endpoint} cannot be reached, {why}: {dials} reset; "
+            "start the backend, or correct --{name}",
             name=self.name,
             endpoint=self._endpoint_text,
-            why=failure.getErrorMessage(),
-            count=self._unlogged,
+            why=_why(failure, self.front.limits.connect),
+            dials="1 dial was" if count == 1 else f"{count} dials were",
         )
-        self._unlogged = 0
+        self._reset_since = 0
 
 
+def _timed_out(result: object, seconds: float) -> object:
+    raise ConnectTimeoutError
+
+
+def _why(failure: Failure, seconds: float) -> str:
+    if failure.check(ConnectTimeoutError):
+        return f"no answer within {seconds:g} s"
+    number = getattr(failure.value, "osError", None)
+    return os.strerror(number) if isinstance(number, int) else "it did not take the connection"
+
+
+@implementer(IPushProducer)
 class Leg:
     """One end of a forwarded connection.  What arrives goes to the other end; so does every kind of end."""
 
     transport: Any
     other: Leg
+    watch: DeathWatch
     done_reading = False
     closing = False
+    watched: int | None = None
+    """The descriptor that the watch has of it."""
+
+    def descriptor(self) -> int | None:
+        """Its socket's descriptor, where there is one."""
+        fileno = getattr(self.transport, "fileno", None)
+        return None if fileno is None or (number := fileno()) < 0 else number
+
+    def died(self) -> None:
+        """It is dead, and nobody reads it."""
+        self.abort()
+
+    # IPushProducer, for the other end's transport
+
+    def pauseProducing(self) -> None:
+        self.transport.pauseProducing()
+        self.watch.add(self)
+
+    def resumeProducing(self) -> None:
+        if not self.done_reading:
+            self.watch.remove(self)
+            self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        self.transport.stopProducing()
+
+    # What arrives
 
     def dataReceived(self, data: bytes) -> None:
         self.other.transport.write(data)
@@ -101,40 +200,47 @@ class Leg:
             self.other.close()
         else:
             self.other.transport.loseWriteConnection()
+            self.watch.add(self)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
+        self.watch.remove(self)
         if not self.closing:
             # Not by our doing: a reset, or a peer that is gone.  Its other end gets no orderly end either.
             self.closing = True
             self.other.abort()
 
+    # Ends
+
     def close(self) -> None:
         """Close once what is written has left."""
         if not self.closing:
             self.closing = True
+            self.watch.remove(self)
             self.transport.unregisterProducer()
             self.transport.loseConnection()
 
     def abort(self) -> None:
-        """Reset."""
-        if not self.closing or self.transport.connected:
-            self.closing = True
-            self.transport.unregisterProducer()
-            self.transport.abortConnection()
+        """Reset both ends."""
+        for leg in (self, self.other):
+            if leg.transport.connected:
+                leg.closing = True
+                leg.watch.remove(leg)
+                leg.transport.unregisterProducer()
+                leg.transport.abortConnection()
 
 
 @implementer(IHalfCloseableProtocol)
 class BackendLeg(Leg, Protocol):
     """The end that we dialed."""
 
-    def __init__(self, front: FrontDoor) -> None:
-        self._front = front
+    transport: Any
 
-    def connectionMade(self) -> None:
-        self._front.backend_opened()
+    def __init__(self, channel: ForwardChannel) -> None:
+        self._channel = channel
+        self.watch = channel.watch
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
-        self._front.backend_closed()
+        self._channel.front.backend_closed()
         super().connectionLost(reason)
 
     def writeConnectionLost(self) -> None:
@@ -147,17 +253,26 @@ class DialerLeg(Leg):
     def __init__(self, channel: ForwardChannel, peeker: Peeker) -> None:
         self._channel = channel
         self._peeker = peeker
+        self.watch = channel.watch
         self._waiting: list[bytes] | None = []
         self._connecting: Deferred[Any] | None = None
 
     def makeConnection(self, transport: ITransport) -> None:
         self.transport = transport
         self._peeker.decided()
-        self.transport.pauseProducing()
-        self.other = BackendLeg(self._channel.front)
+        self.pauseProducing()
+        self.other = BackendLeg(self._channel)
         self.other.other = self
         self._connecting = self._channel.connect(self.other)
         self._connecting.addCallbacks(self._connected, self._unreachable)
+        self._connecting.addErrback(self._broken)
+
+    def died(self) -> None:
+        if self._waiting is None:
+            super().died()
+        else:
+            self.watch.remove(self)
+            self.transport.abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
         if self._waiting is not None:
@@ -166,16 +281,18 @@ class DialerLeg(Leg):
             super().dataReceived(data)
 
     def readConnectionLost(self) -> None:
+        # While the backend is being connected nothing is read, so an end of stream waits there, too.
         if self._waiting is None:
             super().readConnectionLost()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
-        if self._waiting is not None:
-            self.closing = True
-            if self._connecting is not None:
-                self._connecting.cancel()
-        else:
+        if self._waiting is None:
             super().connectionLost(reason)
+            return
+        self.closing = True
+        self.watch.remove(self)
+        if self._connecting is not None:
+            self._connecting.cancel()
 
     def _connected(self, backend: BackendLeg) -> None:
         if self.closing:
@@ -184,16 +301,23 @@ class DialerLeg(Leg):
             return
         sockets.tune_backend(backend.transport, self._channel.front.limits)
         waiting, self._waiting = self._waiting or [], None
-        self.transport.registerProducer(backend.transport, True)
-        backend.transport.registerProducer(self.transport, True)
+        self.transport.registerProducer(backend, True)
+        backend.transport.registerProducer(self, True)
         backend.transport.writeSequence(waiting)
-        self.transport.resumeProducing()
+        self.resumeProducing()
 
     def _unreachable(self, failure: Failure) -> None:
+        self._channel.front.backend_closed()
         if self.closing:
-            failure.trap(CancelledError)
+            # It was given up because its dialer has gone.
             return
         self._channel.unreachable(failure)
         self.closing = True
+        self.watch.remove(self)
         self._channel.front.ended["backend-unreachable"] += 1
+        self.transport.abortConnection()
+
+    def _broken(self, failure: Failure) -> None:
+        self._channel.log.failure("a forwarded connection could not be set up", failure)
+        self.watch.remove(self)
         self.transport.abortConnection()

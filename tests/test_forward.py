@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from typing import Any
 
 from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone, ConnectionRefusedError
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
@@ -56,6 +57,7 @@ class FakePort:
     """Counts what the door asks of its port."""
 
     accepting = True
+    numberAccepts = 100
 
     def startReading(self) -> None:
         self.accepting = True
@@ -100,11 +102,19 @@ class ForwardTestCase(PumpedTestCase):
     def refuse(self, attempt: int = -1) -> None:
         """The backend refuses one."""
         factory = self.reactor.tcpClients[attempt][2]
-        factory.clientConnectionFailed(self.reactor.connectors[attempt], Failure(ConnectionRefusedError()))
+        factory.clientConnectionFailed(self.reactor.connectors[attempt], Failure(ConnectError()))
 
     def stopped(self, attempt: int = -1) -> bool:
         """Whether the attempt to connect was given up."""
         return bool(self.reactor.connectors[attempt].stoppedConnecting)
+
+    def assert_silent(self) -> None:
+        """Nothing is logged, not even by a Deferred whose failure nobody took: it says so when it is collected."""
+        self.reactor.tcpClients.clear()
+        self.reactor.connectors.clear()
+        gc.collect()
+        self.assertEqual([failure.type for failure in self.flushLoggedErrors()], [])
+        self.assertEqual(self.lines(), [])
 
     def assert_nothing_waits(self) -> None:
         """The deadlines of the peeks apart, which look at an empty queue once more."""
@@ -136,8 +146,8 @@ class Connecting(ForwardTestCase):
     def test_each_leg_is_the_others_producer(self) -> None:
         dialer = self.dial(DATA_MAGIC)
         backend = self.answer()
-        self.assertIs(dialer.producer, backend)
-        self.assertIs(backend.producer, dialer)
+        self.assertIs(dialer.producer.transport, backend)
+        self.assertIs(backend.producer.transport, dialer)
         self.assertTrue(dialer.streaming and backend.streaming)
 
     def test_the_backends_leg_is_tuned(self) -> None:
@@ -159,13 +169,6 @@ class Connecting(ForwardTestCase):
         self.reactor.advance(100_000)
         self.assertFalse(dialer.lost)
         self.assertEqual(len(self.front.undecided), 0)
-
-    def test_a_dialer_that_has_shut_its_side_by_then_is_passed_on_with_its_bytes(self) -> None:
-        dialer = self.dial(DATA_MAGIC + b"a whole request")
-        dialer.protocol.readConnectionLost()
-        backend = self.answer()
-        self.assertEqual(backend.value(), DATA_MAGIC + b"a whole request")
-        self.assertTrue(backend.shut)
 
     def test_the_deadline_resets_the_dialer_and_gives_the_attempt_up(self) -> None:
         dialer = self.dial(DATA_MAGIC)
@@ -207,12 +210,13 @@ class Connecting(ForwardTestCase):
         self.assertEqual(self.front.ended["backend-unreachable"], 5)
 
     def test_a_dialer_that_leaves_takes_the_attempt_with_it_in_silence(self) -> None:
-        for why in (ConnectionDone(), ConnectionRefusedError()):
+        for why in (ConnectionDone(), ConnectionLost()):
             dialer = self.dial(DATA_MAGIC)
             dialer.lose(why)
             self.assertTrue(self.stopped())
+            del dialer
         self.reactor.advance(10)
-        self.assertEqual(self.lines(), [])
+        self.assert_silent()
         self.assertEqual(self.front.ended["backend-unreachable"], 0)
         self.assertEqual(len(self.front), 0)
         self.assert_nothing_waits()
@@ -224,7 +228,8 @@ class Connecting(ForwardTestCase):
         self.assertTrue(dialer.lost)
         self.assertTrue(self.stopped())
         self.assertTrue(done.called)
-        self.assertEqual(self.lines(), [])
+        del dialer
+        self.assert_silent()
 
     def test_an_endpoint_that_is_none_is_refused_with_its_option(self) -> None:
         for text in ("", "tcp", "tcp:only-a-host", "nonsense:1", "tcp:host:port", "unix"):
@@ -241,7 +246,7 @@ class Descriptors(ForwardTestCase):
         self.build(capacity=4)
 
     def test_both_legs_count_and_both_are_given_back(self) -> None:
-        first, second = self.dial(DATA_MAGIC), None
+        first = self.dial(DATA_MAGIC)
         backend = self.answer()
         self.assertTrue(self.port.accepting)
         second = self.dial(DATA_MAGIC)

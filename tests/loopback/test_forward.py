@@ -367,14 +367,14 @@ class Resets(ForwardCase):
         dialer.shutdown(socket.SHUT_WR)
         self.assertEqual(accepted.recv(1), b"")
         reset(dialer)
-        self.assertTrue(gone_by_reset(accepted, 6))
+        self.assertTrue(gone_by_reset(accepted, 4))
 
     def test_a_backend_that_shut_its_side_and_then_resets_reaches_the_dialer(self) -> None:
         dialer, accepted = self.pair()
         accepted.shutdown(socket.SHUT_WR)
         self.assertEqual(dialer.recv(1), b"")
         reset(accepted)
-        self.assertTrue(gone_by_reset(dialer, 6))
+        self.assertTrue(gone_by_reset(dialer, 4))
 
     def test_an_end_that_closed_both_ways_is_known_by_the_next_byte_for_it(self) -> None:
         dialer, accepted = self.pair()
@@ -383,11 +383,23 @@ class Resets(ForwardCase):
         accepted.sendall(b"an answer that nobody waits for")
         self.assertTrue(gone_by_reset(accepted, 2))
 
-    def test_a_dialer_that_resets_while_the_backend_does_not_read_is_known_once_it_reads(self) -> None:
+    def test_a_dialer_that_resets_with_bytes_on_their_way_is_known_once_the_backend_reads(self) -> None:
         dialer, accepted = self.pair()
         push(dialer, 0.5)
         reset(dialer)
         self.assertTrue(was_reset(accepted, 5))
+
+    def test_a_dialer_that_resets_while_the_backend_does_not_read_is_known_at_once(self) -> None:
+        dialer, accepted = self.pair()
+        push(dialer, 0.5)
+        reset(dialer)
+        self.assertTrue(gone_by_reset(accepted, 3))
+
+    def test_a_backend_that_resets_while_the_dialer_does_not_read_is_known_at_once(self) -> None:
+        dialer, accepted = self.pair()
+        push(accepted, 0.5)
+        reset(accepted)
+        self.assertTrue(gone_by_reset(dialer, 3))
 
 
 def gone_by_reset(sock: socket.socket, seconds: float) -> bool:
@@ -404,7 +416,7 @@ class BackPressure(ForwardCase):
     def test_a_backend_that_stops_reading_slows_its_dialer_and_gets_all_in_the_end(self) -> None:
         dialer, accepted = self.pair()
         before = self.controller.resident_kib()
-        taken, digest = push(dialer, 2)
+        taken, digest = push(dialer, 1.5)
         self.assertLess(self.controller.resident_kib() - before, GROWTH_KIB)
         self.assertGreater(taken, 0)
         self.assertEqual(digest_of(accepted, taken), digest)
@@ -414,7 +426,7 @@ class BackPressure(ForwardCase):
     def test_a_dialer_that_stops_reading_slows_its_backend_and_gets_all_in_the_end(self) -> None:
         dialer, accepted = self.pair()
         before = self.controller.resident_kib()
-        taken, digest = push(accepted, 2)
+        taken, digest = push(accepted, 1.5)
         self.assertLess(self.controller.resident_kib() - before, GROWTH_KIB)
         self.assertGreater(taken, 0)
         accepted.close()
@@ -473,12 +485,12 @@ class BackPressure(ForwardCase):
 class KilledBackends(ForwardCase):
     """A backend dies under clients that stall: nothing of the pair is left once the client has closed."""
 
-    rounds, at_once = 10, 20
+    batches, at_once = 2, 20
 
     def check(self, killed: Callable[[socket.socket], None], stalled: Callable[[list[Any]], None]) -> None:
-        """Stall, kill, close: half a hundred forwards, and then no descriptor and no CLOSE_WAIT."""
+        """Stall, kill, close, forty times (there are five kinds), and then no descriptor and no CLOSE_WAIT."""
         before = self.controller.descriptors()
-        for _ in range(self.rounds // 4 + 1):
+        for _ in range(self.batches):
             pairs = [self.rig.pair(rcvbuf=4096) for _ in range(self.at_once)]
             stalled(pairs)
             for _, accepted in pairs:
@@ -531,9 +543,9 @@ class LongIdle(SlowForwarder):
             pair[number].shutdown(socket.SHUT_WR)
             assert pair[1 - number].recv(1) == b""
         self.stalled = self.pair()
-        self.taken, self.digest = push(self.stalled[0], 0.3)
+        push(self.stalled[0], 0.3)
         waiting = [self.shut[0][0], self.shut[1][1], *(end for pair in self.idle for end in pair)]
-        self.were_quiet = quiet(7, *waiting)
+        self.were_quiet = quiet(6.2, *waiting)
 
     def close(self) -> None:
         for pair in (*self.idle, *self.shut, self.stalled):
@@ -565,12 +577,12 @@ class Idle(ForwardCase):
         dialer.close()
         self.assertEqual(read_all(shut_backend), b"late question")
 
-    def test_a_reader_that_stops_for_long_is_no_dead_one(self) -> None:
-        # Over a direct connection it may stop for as long as it likes: its kernel answers every probe.
+    def test_a_write_that_makes_no_progress_for_its_deadline_ends_the_forward_at_both_ends(self) -> None:
+        # The table of deadlines has it so; idleness has none, and a reader that is slow makes progress.
         dialer, accepted = self.rig.stalled
-        self.assertEqual(digest_of(accepted, self.rig.taken), self.rig.digest)
-        accepted.sendall(b"thanks")
-        self.assertEqual(exactly(dialer, 6), b"thanks")
+        self.assertTrue(gone_by_reset(dialer, 0))
+        # Linux gives a connection up without a word, so the reader is told when it reads on.
+        self.assertTrue(was_reset(accepted, 2))
 
 
 class DeadEnds(ForwardCase):
@@ -664,6 +676,7 @@ class NoBackend(ProcessTestCase):
         before = controller.resident_kib()
         dialer = self.connect(controller, data=DATA_MAGIC)
         taken, digest = push(dialer, 0.5)
+        dialer.shutdown(socket.SHUT_WR)
         self.assertGreater(taken, 100_000)
         self.assertLess(controller.resident_kib() - before, 2048)
         self.drained(backend)
@@ -675,8 +688,11 @@ class NoBackend(ProcessTestCase):
             if accepted.recv(4) == DATA_MAGIC:
                 break
         self.assertEqual(digest_of(accepted, taken), digest)
-        dialer.close()
+        # So does the end that it sent after them; its own side still works.
         self.assertEqual(accepted.recv(1), b"")
+        accepted.sendall(b"answer")
+        accepted.close()
+        self.assertEqual(read_all(dialer), b"answer")
 
     def test_dialers_that_leave_while_the_backend_does_not_answer_leave_nothing(self) -> None:
         backend = self.full()
@@ -712,8 +728,7 @@ class NoBackend(ProcessTestCase):
         for _ in range(3):
             self.connect(controller, data=DATA_MAGIC)
         controller.state()
-        # The pair of SYN queues shows that the attempts are under way.
-        self.assertEqual(controller.stop(signal.SIGTERM, 3), 0)
+        self.assertEqual(controller.stop(signal.SIGTERM, 3), -signal.SIGTERM)
 
     def test_a_channel_without_a_backend_is_closed_and_the_log_names_it(self) -> None:
         controller = self.start("--rendezvous", "off")
@@ -738,7 +753,7 @@ class Stopping(ProcessTestCase):
         for end in idle:
             self.addCleanup(end.close)
         begun = time.monotonic()
-        self.assertEqual(rig.controller.stop(signal.SIGTERM), 0)
+        self.assertEqual(rig.controller.stop(signal.SIGTERM), -signal.SIGTERM)
         self.assertLess(time.monotonic() - begun, 3)
         self.no_traceback(rig.controller)
         for end in idle:
@@ -822,7 +837,7 @@ class Legs(ReactorTestCase):
         bound.close()
         with socket.create_connection((LOOPBACK, port.getHost().port)) as dialer:
             dialer.sendall(DATA_MAGIC)
-            while quiet(0, backend) is not False:
+            while quiet(0, backend):
                 await turn(running)
             accepted, _ = backend.accept()
             self.addCleanup(accepted.close)
