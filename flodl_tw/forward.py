@@ -46,7 +46,7 @@ class DeathWatch:
     def add(self, leg: Leg) -> None:
         """The leg is not read from here on."""
         descriptor = leg.descriptor()
-        if descriptor is None or leg.watched is not None:
+        if descriptor is None or leg.watched is not None or self._poll.closed:
             return
         leg.watched = descriptor
         self._legs[descriptor] = leg
@@ -75,6 +75,8 @@ class DeathWatch:
                 leg.died()
 
     def connectionLost(self, reason: Failure) -> None:
+        # The reactor lets go of everything at its end, in no order: legs may still come to be removed.
+        self._legs.clear()
         self._poll.close()
 
 
