@@ -201,8 +201,8 @@ def _join(block: Block, roster: Mapping[str, RosterEntry]) -> JoinBlock:
     join = JoinBlock(
         min_rank_start=quorum,
         target_ranks=target,
-        join_timeout=block.whole("join_timeout", 0, MAX_SECONDS),
-        max_join_timeout=block.whole("max_join_timeout", 0, MAX_SECONDS),
+        join_timeout=block.whole("join_timeout", 1, MAX_SECONDS),
+        max_join_timeout=block.whole("max_join_timeout", 1, MAX_SECONDS),
         start=start,
         discovery=discovery,
         open_admission=block.flag("open_admission"),

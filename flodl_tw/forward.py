@@ -12,8 +12,7 @@ import select
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import clientFromString
-from twisted.internet.error import ConnectionDone
+from twisted.internet.error import ConnectionDone, DNSLookupError
 from twisted.internet.error import TimeoutError as ConnectTimeoutError
 from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, IReadDescriptor, ITransport
 from twisted.internet.protocol import Factory, Protocol
@@ -22,6 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw import sockets
+from flodl_tw.backends import backend_from_string
 from flodl_tw.core.window import SettingError
 from flodl_tw.mux import FrontDoor, Peeker
 
@@ -50,7 +50,8 @@ class DeathWatch:
             return
         leg.watched = descriptor
         self._legs[descriptor] = leg
-        self._poll.register(descriptor, 0)
+        # Told once of each change: a hang-up stays, and would wake the reactor for as long as a slow peer reads.
+        self._poll.register(descriptor, select.EPOLLET)
 
     def remove(self, leg: Leg) -> None:
         """The leg is read again, or gone."""
@@ -83,8 +84,7 @@ class DeathWatch:
 class ForwardChannel:
     """One channel's backend; the route of its magic.
 
-    ``endpoint`` is a Twisted client endpoint's description, such as
-    ``tcp:host:port`` or ``unix:path``; SettingError where it is none.
+    ``endpoint`` is ``tcp:HOST:PORT`` or ``unix:PATH``; SettingError where it is neither.
     """
 
     log = Logger()
@@ -95,12 +95,11 @@ class ForwardChannel:
         self.watch = DeathWatch(reactor)
         self._endpoint_text = endpoint
         try:
-            self._endpoint = clientFromString(reactor, endpoint)
-        except (ValueError, TypeError) as error:
-            why = "a part of it is missing or too much" if isinstance(error, TypeError) else str(error)
+            self._backend = backend_from_string(reactor, endpoint)
+        except ValueError as error:
             words = "native, off, " if name == "rendezvous" else ""
             raise SettingError(
-                f"--{name}", endpoint, f"it is no client endpoint ({why})", f"give {words}tcp:HOST:PORT or unix:PATH"
+                f"--{name}", repr(endpoint), f"it names no backend ({error})", f"give {words}tcp:HOST:PORT or unix:PATH"
             ) from None
         self._quiet_until = 0.0
         self._reset_since = 0
@@ -117,7 +116,7 @@ class ForwardChannel:
         self.front.backend_opened()
         factory = Factory.forProtocol(lambda: leg)
         factory.noisy = False
-        connecting: Deferred[Any] = self._endpoint.connect(factory)
+        connecting = self._backend.connect(factory)
         return connecting.addTimeout(self.front.limits.connect, self.front.clock, _timed_out)
 
     def unreachable(self, failure: Failure) -> None:
@@ -146,6 +145,8 @@ def _timed_out(result: object, seconds: float) -> object:
 def _why(failure: Failure, seconds: float) -> str:
     if failure.check(ConnectTimeoutError):
         return f"no answer within {seconds:g} s"
+    if failure.check(DNSLookupError):
+        return "its name does not resolve"
     number = getattr(failure.value, "osError", None)
     return os.strerror(number) if isinstance(number, int) else "it did not take the connection"
 
@@ -154,7 +155,7 @@ def _why(failure: Failure, seconds: float) -> str:
 class Leg:
     """One end of a forwarded connection.  What arrives goes to the other end; so does every kind of end."""
 
-    transport: Any
+    transport: Any = None
     other: Leg
     watch: DeathWatch
     done_reading = False
@@ -224,7 +225,7 @@ class Leg:
     def abort(self) -> None:
         """Reset both ends."""
         for leg in (self, self.other):
-            if leg.transport.connected:
+            if leg.transport is not None and leg.transport.connected:
                 leg.closing = True
                 leg.watch.remove(leg)
                 leg.transport.unregisterProducer()
@@ -321,5 +322,4 @@ class DialerLeg(Leg):
 
     def _broken(self, failure: Failure) -> None:
         self._channel.log.failure("a forwarded connection could not be set up", failure)
-        self.watch.remove(self)
-        self.transport.abortConnection()
+        self.abort()

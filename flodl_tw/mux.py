@@ -219,6 +219,7 @@ class FrontDoor(ServerFactory):
         self._connections: set[Peeker] = set()
         self._backends = 0
         self._paused = False
+        self._pause_told = 0.0
         self._warned: OrderedDict[str, None] = OrderedDict()
         self._closing = False
         self._emptied: Deferred[None] | None = None
@@ -282,15 +283,18 @@ class FrontDoor(ServerFactory):
         if self.port is None or self._closing or full is self._paused:
             return
         self._paused = full
-        if full:
-            self.port.stopReading()
+        if not full:
+            self.port.startReading()
+            return
+        self.port.stopReading()
+        if self.clock.seconds() >= self._pause_told:
+            # At the limit it pauses and resumes with each connection; a line a minute says it.
+            self._pause_told = self.clock.seconds() + 60
             self.log.warn(
                 "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
                 "(raise the limit with ulimit -n or LimitNOFILE)",
                 count=self.capacity,
             )
-        else:
-            self.port.startReading()
 
     def close_all(self) -> Deferred[None]:
         """Close every connection: the undecided at once, the others after what is written has left.

@@ -14,6 +14,7 @@ from flodl_tw.controller import Controller
 from flodl_tw.core.facts import VERSION_FACT
 from flodl_tw.core.messages import RendezvousHello, Uid, decode_rendezvous, encode_rendezvous
 from flodl_tw.core.rendezvous import Close, Complete, Effect, Fail, Rendezvous, Send, StartTimer, StopTimer, Timer
+from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, Frame, FrameKind, FrameReader, WireError
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue, guarded
@@ -39,6 +40,7 @@ class Meeting:
 
     def end(self) -> None:
         """The run is over: nobody meets any more."""
+        self.rendezvous.end()
         for timer in list(self._timers):
             self._stop(timer)
         for peer in list(self._peers):
@@ -62,8 +64,8 @@ class Meeting:
                 case Complete():
                     self.log.info("every rank has the communicator's id: the rendezvous is complete")
 
-    def joined(self, peer: RankConnection) -> None:
-        """A connection of a rank has said Hello."""
+    def dialed(self, peer: RankConnection) -> None:
+        """A connection that may be a rank's."""
         self._peers.add(peer)
 
     def left(self, peer: RankConnection) -> None:
@@ -101,7 +103,8 @@ class RendezvousChannel:
 
     def _current(self) -> Meeting | None:
         run = self._controller.run
-        if run.world is None:
+        if run.world is None or run.phase not in (Phase.FORMING, Phase.TRAINING):
+            self._meeting = None
             return None
         if self._meeting is None or self._meeting.run is not run:
             self._meeting = Meeting(self._front, run, run.world)
@@ -122,12 +125,14 @@ class RankConnection:
 
     def makeConnection(self, transport: ITransport) -> None:
         self._shared.hellos.start(self)
+        if self._meeting is not None:
+            self._meeting.dialed(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._ended:
             return
         if self._meeting is None:
-            self._drop("rendezvous-early", "it dialed the rendezvous, and no world has formed")
+            self._drop("rendezvous-early", "it dialed the rendezvous, and no world is forming or training")
             return
         self._reader.feed(data[self._magic_left :])
         self._magic_left = 0
@@ -175,7 +180,6 @@ class RankConnection:
             self._shared.hellos.stop(self)
             self._peeker.decided()
             self._reader.max_payload = MAX_LATER_BYTES
-            meeting.joined(self)
             meeting.apply(meeting.rendezvous.hello(self, message))
         elif self._said_hello and isinstance(message, Uid):
             meeting.apply(meeting.rendezvous.uid(self, message))
@@ -199,5 +203,5 @@ class RankConnection:
         self._ended = True
         self._shared.hellos.stop(self)
         self._peeker.decided()
-        if self._meeting is not None and self._said_hello:
+        if self._meeting is not None:
             self._meeting.left(self)

@@ -142,8 +142,10 @@ def _token(options: Mapping[str, Any], environ: Mapping[str, str], cluster: Clus
 
 def _backends(options: Mapping[str, Any]) -> dict[str, str]:
     """The channels that are forwarded, by name, with their endpoints."""
-    named = {name: options[name] for name in ("rendezvous", "data", "control")}
-    return {name: text for name, text in named.items() if text is not None and text not in ("native", "off")}
+    named = {name: options[name] for name in ("data", "control") if options[name] is not None}
+    if options["rendezvous"] not in (None, "native", "off"):
+        named["rendezvous"] = options["rendezvous"]
+    return named
 
 
 def _native_rendezvous(options: Mapping[str, Any]) -> bool:
@@ -166,13 +168,23 @@ def _from_file(cluster: ClusterFile, given: Mapping[str, Any]) -> dict[str, Any]
     values: dict[str, Any] = {
         "port": cluster.port,
         "min-rank-start": join.min_rank_start,
-        "target-ranks": None if given.get("start") == StartMode.MANUAL.value else join.target_ranks,
+        "target-ranks": _file_target(cluster, given),
         "join-timeout": join.join_timeout,
         "max-join-timeout": join.max_join_timeout,
         "start": None if join.start is None else join.start.value,
         "interface": "127.0.0.1" if cluster.loopback else None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _file_target(cluster: ClusterFile, given: Mapping[str, Any]) -> int | None:
+    """The file's target under the start mode that counts: the roster's ranks where it states none, none in manual."""
+    mode = given.get("start") or (cluster.join.start or StartMode.AUTO).value
+    if mode == StartMode.MANUAL.value:
+        return None
+    if cluster.join.target_ranks is not None or cluster.join.discovery:
+        return cluster.join.target_ranks
+    return sum(len(entry.ranks) for entry in cluster.roster.values()) or None
 
 
 def _open_admission(options: Mapping[str, Any], cluster: ClusterFile | None) -> bool:

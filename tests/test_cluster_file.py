@@ -340,7 +340,7 @@ class WindowTests(ClusterFileTestCase):
 
     def test_values_of_the_join_block(self) -> None:
         counts = "the limits are 1 and 2147483648; give a number between them"
-        seconds = "the limits are 0 and 31622400; give a number between them"
+        seconds = "the limits are 1 and 31622400; give a number between them"
         table = (
             ("min_rank_start: 0", f"is 0: {counts}"),
             ("min_rank_start: true", "is true: it must be a whole number; give one from 1 to 2147483648"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import select
 import socket
 import struct
 from typing import Any
@@ -318,6 +319,19 @@ class WatchTests(PumpedTestCase):
             end(far)
             self.watch.doRead()
             self.assertEqual(died, expected)
+
+    def test_a_hang_up_wakes_nobody_twice(self) -> None:
+        near, far = socket.socketpair()
+        self.addCleanup(near.close)
+        leg = Leg()
+        leg.transport = near
+        self.watch.add(leg)
+        far.close()
+        poll = select.poll()
+        poll.register(self.watch.fileno(), select.POLLIN)
+        self.assertNotEqual(poll.poll(1000), [])
+        self.watch.doRead()
+        self.assertEqual(poll.poll(0), [])
 
     def test_a_leg_that_is_read_again_is_left_to_its_reader(self) -> None:
         leg, far, died = self.leg()

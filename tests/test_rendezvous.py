@@ -273,6 +273,36 @@ class FailureTests(RendezvousTestCase):
         self.assertEqual(world.controller.clock.getDelayedCalls(), [])
 
 
+class OverTests(RendezvousTestCase):
+    """A run that is over has no rendezvous."""
+
+    def test_a_dial_after_the_end_is_closed_and_given_nothing(self) -> None:
+        for ending in ("failed", "done"):
+            world = FormedWorld()
+            if ending == "failed":
+                world.hosts["b"].reset()
+            for dial in world.hosts.values():
+                if not dial.closed:
+                    dial.send(b"".join(dial.talk.exited(rank) for rank in dial.talk.ranks))
+                    dial.hang_up()
+            world.controller.turn()
+            self.assertEqual(world.controller.state()["phase"], ending if ending == "failed" else "done")
+            for rank in OWNERS:
+                late = Rank(world, rank)
+                world.controller.turn()
+                self.assertEqual((late.dial.closed, late.dial.received()), (True, b""), ending)
+
+    def test_a_dial_without_its_hello_is_closed_when_the_run_ends(self) -> None:
+        world = FormedWorld(token=TOKEN, after_run=AfterRun.REARM)
+        gathering = Rank(world, 0)
+        silent = world.controller.dial()
+        silent.send(RENDEZVOUS_MAGIC + b"\xc4")
+        world.hosts["b"].reset()
+        world.controller.turn()
+        self.assertEqual((gathering.dial.closed, silent.closed), (True, True))
+        self.assertEqual(world.controller.front.undecided.__len__(), 0)
+
+
 class IsolationTests(RendezvousTestCase):
     """Nothing of one world reaches the next."""
 

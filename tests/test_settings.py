@@ -96,6 +96,13 @@ class OptionTests(SettingsTestCase):
             with self.subTest(arguments):
                 self.assertEqual(self.settings(*arguments).run.launch.relay, relay)
 
+    def test_only_a_real_backend_makes_a_relay_and_a_shared_salt(self) -> None:
+        for name in ("data", "control"):
+            for word in ("off", "native"):
+                with self.subTest(name=name, word=word):
+                    # Neither is a word of these two, so it is refused as an endpoint when the channel is made.
+                    self.assertEqual(dict(self.settings(f"--{name}", word).backends), {name: word})
+
     def test_bad_values_name_option_value_limit_and_way_out(self) -> None:
         for arguments, parts in (
             (("--frame-ceiling", "1", "--control", "tcp:h:1"), ("--frame-ceiling 1:", "4096", "give a number")),
@@ -137,6 +144,17 @@ class ClusterTests(SettingsTestCase):
     def test_a_manual_start_by_option_drops_the_file_s_target(self) -> None:
         self.assertIsNone(self.settings("--start", "manual", join="").run.window.target_ranks)
         self.assertIn("--target-ranks 3", self.refused("--start", "manual", "--target-ranks", "3", join=""))
+
+    def test_the_default_target_follows_the_start_mode_that_counts(self) -> None:
+        for arguments, join, target in (
+            ((), "start: manual", None),
+            (("--start", "auto"), "start: manual", 3),
+            (("--start", "hybrid"), "start: manual", 3),
+            (("--start", "auto"), "start: manual, discovery: true, min_rank_start: 1", None),
+            (("--start", "manual"), "start: hybrid, target_ranks: 3", None),
+        ):
+            with self.subTest(arguments=arguments, join=join):
+                self.assertEqual(self.settings(*arguments, join=join).run.window.target_ranks, target)
 
     def test_the_roster_s_fields_go_into_the_envelopes(self) -> None:
         launch = self.settings("--nccl-socket-ifname", "en0", join="").run.launch

@@ -455,6 +455,11 @@ class PageTests(StatusTestCase):
         self.assertEqual(text.count("<td>h"), 500)
         self.assertIn("And 2 more hosts", text)
 
+    def test_gpu_labels_are_counted_and_cut(self) -> None:
+        self.assertIn("<td>8 x H100</td>", self.page(self.member(devices=8, gpus=("H100",) * 8)))
+        self.assertIn("<td>H100; 2 x A100</td>", self.page(self.member(devices=3, gpus=("H100", "A100", "A100"))))
+        self.assertLess(len(self.page(self.member(gpus=tuple(f"{n}" * 60 for n in range(200))))), 10_000)
+
     def test_a_refused_host_is_on_the_page_with_its_reason_and_how_often(self) -> None:
         door = self.member(host="gpu-a", nccl_version=(2, 27, 3))
         for _ in range(3):

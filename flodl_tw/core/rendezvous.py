@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from flodl_tw.core.ledger import Member
+from flodl_tw.core.ledger import Member, cut
 from flodl_tw.core.messages import RendezvousHello, RendezvousMessage, Role, RoleGiven, Uid
 from flodl_tw.core.refusals import short_id
 
@@ -78,6 +78,7 @@ class State(Enum):
     GENERATING = "generating"
     COMPLETE = "complete"
     FAILED = "failed"
+    OVER = "over"
 
 
 class Rendezvous:
@@ -112,7 +113,7 @@ class Rendezvous:
         if owner is None:
             return self._fail(f"a host said it holds rank {rank}, the world has {len(self._owner)} ranks from 0", peer)
         if hello.host_name != owner:
-            return [Close(peer, f"host {hello.host_name!r} said it holds rank {rank}, which is of host {owner!r}")]
+            return [Close(peer, f"host {cut(hello.host_name)} said it holds rank {rank}, which is of host {owner!r}")]
         if self._dataset_sig is None:
             self._dataset_sig, self._first_rank = hello.dataset_sig, rank
         elif hello.dataset_sig != self._dataset_sig:
@@ -149,6 +150,11 @@ class Rendezvous:
         if self.state is State.GENERATING:
             return self._fail(f"rank {rank} of host {self._owner[rank]!r} left before it had the communicator's id")
         return []
+
+    def end(self) -> None:
+        """The run is over, and with it its rendezvous: nobody is given a role any more."""
+        self.state = State.OVER
+        self._forget()
 
     def timed_out(self, timer: Timer) -> list[Effect]:
         """A deadline has passed."""

@@ -6,6 +6,7 @@ second for a few thousand hosts, in which nobody else was served.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import escape
 from itertools import islice
@@ -26,6 +27,8 @@ dt { color: #57606a } dd { margin: 0 }
 """
 MOST_ROWS: Final = 500
 """Hosts that the page lists; ``state.json`` has all of them."""
+MOST_CHARS: Final = 300
+"""Characters of a member's GPU labels that the page shows."""
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 
@@ -76,6 +79,12 @@ def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table><tr>{''.join(_tag('th', heading) for heading in headings)}</tr>{body}</table>"
 
 
+def _gpus(labels: tuple[str, ...]) -> str:
+    """Each label once, with how often it came; cut where there are too many to read."""
+    told = "; ".join(label if count == 1 else f"{count} x {label}" for label, count in Counter(labels).items())
+    return told if len(told) <= MOST_CHARS else told[:MOST_CHARS] + "…"
+
+
 def _member_row(run: Run, member: Member, ranks: range) -> list[str]:
     hello = member.offer.hello
     end = run.ends.get(member)
@@ -84,7 +93,7 @@ def _member_row(run: Run, member: Member, ranks: range) -> list[str]:
         rank_span(ranks),
         ", ".join(map(str, hello.local_devices)),
         member.offer.address,
-        ", ".join(hello.gpus),
+        _gpus(hello.gpus),
         hello.libtorch,
         f"{int(member.joined_at)} s",
         "open" if end is None else end.value,

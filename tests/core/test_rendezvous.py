@@ -223,11 +223,18 @@ class FailureTests(RendezvousTestCase):
         self.assertEqual(meeting.missing, [0, 1, 2])
         self.assertEqual(meeting.state, State.GATHERING)
 
+    def test_a_shown_name_is_cut(self) -> None:
+        (close,) = Rendezvous(world(*THREE), "").hello("bad", hello(0, "\x01" * 60000))
+        self.assertLess(len(close.why or ""), 1000)
+
     def test_a_later_dial_is_closed(self) -> None:
-        generating, complete, failed = gathered(), gathered(), gathered()
+        generating, complete, failed, over = gathered(), gathered(), gathered(), Rendezvous(world(*THREE), "")
         complete.uid(0, UID)
         failed.ended(1)
-        for meeting in (generating, complete, failed):
+        over.hello(0, hello(0, "a"))
+        over.end()
+        self.assertEqual(over.timed_out(Timer.QUIET), [])
+        for meeting in (generating, complete, failed, over):
             before = meeting.state
             with self.subTest(before):
                 (close,) = meeting.hello("late", hello(0, "a"))
