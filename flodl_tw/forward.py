@@ -39,6 +39,7 @@ class DeathWatch:
     """
 
     def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
         self._poll = select.epoll()
         self._legs: dict[int, Leg] = {}
         reactor.addReader(self)
@@ -75,7 +76,15 @@ class DeathWatch:
             if leg is not None and event & select.EPOLLERR:
                 leg.died()
 
+    def stop(self) -> None:
+        """Let go of the reactor, once nothing is forwarded any more."""
+        self._reactor.removeReader(self)
+        self._close()
+
     def connectionLost(self, reason: Failure) -> None:
+        self._close()
+
+    def _close(self) -> None:
         # The reactor lets go of everything at its end, in no order: legs may still come to be removed.
         self._legs.clear()
         self._poll.close()
@@ -93,6 +102,7 @@ class ForwardChannel:
         self.name = name
         self.front = front
         self.watch = DeathWatch(reactor)
+        front.at_close(self.watch.stop)
         self._endpoint_text = endpoint
         try:
             self._backend = backend_from_string(reactor, endpoint)

@@ -211,6 +211,7 @@ class FrontDoor(ServerFactory):
         self.closer = Closer(clock)
         self.undecided = Undecided(clock.seconds, max_pending, max_pending_per_host)
         self._queues: list[DeadlineQueue[Any]] = []
+        self._ends: list[Callable[[], None]] = []
         self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
         self.ended: Counter[str] = Counter()
         self.port: PausablePort | None = None
@@ -238,6 +239,10 @@ class FrontDoor(ServerFactory):
         queue: DeadlineQueue[Any] = DeadlineQueue(self.clock, seconds, expired)
         self._queues.append(queue)
         return queue
+
+    def at_close(self, end: Callable[[], None]) -> None:
+        """Have ``end`` called once every connection is gone; for what a channel holds of the reactor."""
+        self._ends.append(end)
 
     def arrived(self, peeker: Peeker) -> None:
         """A connection was accepted."""
@@ -318,6 +323,9 @@ class FrontDoor(ServerFactory):
         for queue in self._queues:
             queue.clear()
         self.closer.clear()
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end()
         emptied, self._emptied = self._emptied, None
         if emptied is not None:
             emptied.callback(None)

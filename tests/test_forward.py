@@ -361,3 +361,15 @@ class WatchTests(PumpedTestCase):
         self.watch.add(late)
         self.watch.remove(late)
         self.assertEqual((leg.watched, late.watched), (None, None))
+
+
+class ClosingTests(ForwardTestCase):
+    """A door that has closed holds nothing of the reactor."""
+
+    def test_the_watch_lets_go_once_every_connection_is_gone(self) -> None:
+        self.assertEqual(len(self.reactor.getReaders()), 1)
+        self.dial(DATA_MAGIC)
+        self.answer()
+        self.front.close_all()
+        self.reactor.advance(3)
+        self.assertEqual(len(self.reactor.getReaders()), 0)
