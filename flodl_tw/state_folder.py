@@ -44,6 +44,8 @@ def _hex_note(token: str) -> str:
 
 def read_token_file(path: str, option: str = "--token-file") -> bytes:
     """The token in a file that only its owner can read; anything else is a SettingError that names ``option``."""
+    # Who took the option for the token itself must not find it in a journal.
+    shown = "(not shown)" if _TOKEN.fullmatch(path) else path
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         # Opening must not wait for a pipe's writer; reading may.
@@ -53,7 +55,7 @@ def read_token_file(path: str, option: str = "--token-file") -> bytes:
             text = file.read(4096)
     except OSError as error:
         raise SettingError(
-            option, path, f"it cannot be read ({error.strerror})", "check the path and its owner"
+            option, shown, f"it cannot be read ({error.strerror})", "check the path and its owner"
         ) from None
     if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         raise SettingError(

@@ -85,6 +85,12 @@ class Options(usage.Options):
 
     def parseOptions(self, options: Any = None) -> None:
         """Refuse an unknown option in one line, without the usage that Twisted would print before it."""
+        if any(str(argument).partition("=")[0] == "--token" for argument in options or ()):
+            # It would pass for an abbreviated --token-file, and the error would print it.
+            raise SystemExit(
+                "flodl-controller: --token (not shown): every user of this machine can see an argument; "
+                f"use --token-file or {TOKEN_VARIABLE}"
+            )
         try:
             super().parseOptions(options)
         except usage.UsageError as error:

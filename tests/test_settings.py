@@ -114,6 +114,13 @@ class OptionTests(SettingsTestCase):
                 for part in parts:
                     self.assertIn(part, line)
 
+    def test_a_token_as_an_argument_is_refused_and_not_shown(self) -> None:
+        for arguments in (("--token", TOKEN_HEX), (f"--token={TOKEN_HEX}",), ("-p", "1", "--token", TOKEN_HEX)):
+            with self.subTest(arguments=arguments[0]), self.assertRaises(SystemExit) as caught:
+                Options().parseOptions(list(arguments))
+            self.assertIn("use --token-file or FLODL_JOIN_TOKEN", str(caught.exception))
+            self.assertNotIn(TOKEN_HEX, str(caught.exception))
+
     def test_an_empty_token_variable_is_never_open(self) -> None:
         line = self.refused(environ={"FLODL_JOIN_TOKEN": ""})
         self.assertIn("FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is 0 characters", line)

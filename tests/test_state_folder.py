@@ -79,6 +79,12 @@ class TokenTests(StateTestCase):
             folder.made_token()
         self.assertTrue(str(caught.exception).startswith(f"--state-dir {folder.token_file}: a token is 32 hex digits"))
 
+    def test_a_token_given_for_its_file_is_not_shown(self) -> None:
+        with self.assertRaises(SettingError) as caught:
+            read_token_file("00112233445566778899aabbccddeeff")
+        self.assertIn("--token-file (not shown): it cannot be read", str(caught.exception))
+        self.assertNotIn("00112233", str(caught.exception))
+
     def test_a_folder_has_one_controller(self) -> None:
         first = StateFolder(self.folder, 29500)
         with self.assertRaises(SettingError) as caught:
