@@ -15,9 +15,8 @@ from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.exits import ViolationError
 from flodl_tw.core.facts import Offer
-from flodl_tw.core.ledger import Member
+from flodl_tw.core.ledger import Member, unspoken_version
 from flodl_tw.core.messages import (
-    VERSIONS,
     Abort,
     Accept,
     Hello,
@@ -232,13 +231,9 @@ def _unverified(frame: Frame, credentialed: bool) -> tuple[str, str]:
 
 def _read_hello(frame: Frame) -> tuple[Refusal | None, Hello | None]:
     """The hello of an authenticated first frame, or the refusal that it gets."""
-    if frame.version not in VERSIONS:
-        spoken = " and ".join(map(str, VERSIONS))
-        return Refusal(
-            Word.UNSPOKEN_VERSION,
-            f"the frame has protocol version {frame.version}, this controller speaks {spoken}: "
-            "use a flodl release that speaks one of them",
-        ), None
+    unspoken = unspoken_version(frame.version)
+    if unspoken is not None:
+        return unspoken, None
     if frame.kind is not FrameKind.JOIN:
         return Refusal(Word.NOT_A_JOIN, f"a frame of kind {frame.kind.name.lower()} on the join channel"), None
     try:

@@ -33,6 +33,10 @@ KEEPALIVE_PROBES: Final = 3
 MAX_START_LINE: Final = 2048
 MAX_HEAD: Final = 16 * 1024
 MAX_BODY: Final = 4 * 1024
+MAX_CHECK_BODY: Final = 64 * 1024
+"""The body of ``POST /check`` alone: a hello has this limit on the wire, too."""
+MAX_REASON_BYTES: Final = 512
+"""An operator's reason for an abort, in bytes of UTF-8: it goes to every host."""
 MAX_WARNED_ADDRESSES: Final = 1024
 """How many public peers are remembered as warned about."""
 SPARE_DESCRIPTORS: Final = 256

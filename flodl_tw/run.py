@@ -11,16 +11,16 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from twisted.logger import Logger
 
 from flodl_tw.core import views
 from flodl_tw.core.exits import Exits, ViolationError, exit_text
-from flodl_tw.core.facts import Offer
-from flodl_tw.core.ledger import Ledger, Member, cut, rank_span
+from flodl_tw.core.facts import RUN_FACT, Offer
+from flodl_tw.core.ledger import Ledger, Member, cut
 from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
+from flodl_tw.core.telling import Newcomers, moved, named_ranks
 from flodl_tw.core.window import (
     Failed,
     Formed,
@@ -38,8 +38,8 @@ from flodl_tw.core.world import LaunchSettings, World
 
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
-NEWCOMERS_A_LINE: Final = 16
-"""Hosts that share a log line, where so many join in one turn."""
+RUN_ID_BYTES: Final = 8
+"""Random bytes of a world's run id, where its members state none."""
 
 
 class OnLoss(Enum):
@@ -119,7 +119,7 @@ class Run:
         self._to_ship: list[Member] = []
         self._abort_due = False
         self._members_json = views.MembersJson(self.ledger)
-        self._newcomers: list[str] = []
+        self._newcomers = Newcomers()
         self._parts: list[Callable[[], None]] = []
 
     # What is asked of a run
@@ -180,39 +180,50 @@ class Run:
         """The body of ``state.json``; its members are rendered at most once a change."""
         return views.state_json(self.state_head(), self._members_json.text())
 
+    def refusal(self, offer: Offer) -> Refusal | None:
+        """Why the offer would be refused now, or None.  Changes nothing."""
+        standing = self.standing()
+        due = verdict(self.settings.window, standing) if self.is_open else None
+        return self.ledger.refusal(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
+
     # What happened
 
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
         """A host offers itself; it is a member from here on, or refused."""
-        standing = self.standing()
-        due = verdict(self.settings.window, standing) if self.is_open else None
-        outcome: Member | Refusal
-        outcome = self.ledger.admit(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
-        if isinstance(outcome, Refusal):
-            self.refuse(outcome, f"host {cut(offer.hello.host)} at {offer.address}")
-            self.refused_hosts.add(cut(offer.hello.host), offer.address, outcome, standing.elapsed)
-            if isinstance(due, Open):
+        refusal = self.refusal(offer)
+        if refusal is not None:
+            self.refuse(refusal, f"host {cut(offer.hello.host)} at {offer.address}")
+            self.refused_hosts.add(cut(offer.hello.host), offer.address, refusal, self.elapsed)
+            if refusal.word is not Word.WINDOW_CLOSED:
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
                 self.refused += 1
                 self._happened()
-            return outcome
-        self.links[outcome] = link
-        self._newcomers.append(
-            f"{outcome.host!r} from {offer.address} with {rank_span(outcome.accepted_ranks)} ({offer.hello.libtorch!r})"
-        )
+            return refusal
+        member = self.ledger.enter(offer, self.elapsed)
+        self.links[member] = link
+        self._newcomers.add(member)
         self._happened()
-        return outcome
+        return member
 
     def refuse(self, refusal: Refusal, who: str) -> None:
         """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
         self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
 
-    def arm(self) -> None:
-        """The operator started the run; it stays armed until the run ends."""
+    def arm(self, address: str) -> None:
+        """The operator started the run, from ``address``; it stays armed until the run ends."""
         if not self.is_open or self.armed:
             return
         self.armed = True
-        self.log.info("operator start: {standing}", standing=self.progress())
+        self.log.info("operator start from {address}: {standing}", address=address, standing=self.progress())
+        self._happened()
+
+    def abort(self, reason: str, address: str) -> None:
+        """The operator ended the run, from ``address``; nothing comes of it where the run has ended or failed."""
+        if self.phase in (Phase.DONE, Phase.FAILED):
+            return
+        self._tell_newcomers()
+        self.log.warn("operator abort from {address}: {standing}", address=address, standing=self.progress())
+        self.fail(f"aborted by the operator: {reason}")
         self._happened()
 
     def link_ended(self, member: Member, end: LinkEnd) -> None:
@@ -290,16 +301,13 @@ class Run:
             end()
 
     def _tell_newcomers(self) -> None:
-        """Log who joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
-        for first in range(0, len(self._newcomers), NEWCOMERS_A_LINE):
-            joined = "; ".join(self._newcomers[first : first + NEWCOMERS_A_LINE])
+        for joined in self._newcomers.lines():
             self.log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
-        self._newcomers.clear()
 
     def _form(self, why: str) -> None:
         seats = tuple(self.ledger.roster())
         salt = self.session_salt if self.settings.one_salt else secrets.token_bytes(SALT_BYTES)
-        self.world = World(seats, salt, self.settings.launch)
+        self.world = World(seats, salt, self.settings.launch, self._run_id())
         self._closed_phase = Phase.FORMING
         self._seats = dict(seats)
         self.exits = Exits(self._seats)
@@ -311,14 +319,13 @@ class Run:
             secs=int(self.elapsed),
             why=why,
         )
-        moved = [(member, ranks) for member, ranks in seats if ranks != member.accepted_ranks]
-        if moved:
-            shown = ", ".join(
-                f"{member.host!r} from {rank_span(member.accepted_ranks)} to {rank_span(ranks)}"
-                for member, ranks in islice(moved, 8)
-            )
-            more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
-            self.log.info("hosts left the window, so ranks moved: {shown}{more}", shown=shown, more=more)
+        if (shown := moved(seats)) is not None:
+            self.log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
+
+    def _run_id(self) -> str:
+        """The members' own, where they state one that an environment can hold; else a new one."""
+        stated: str | None = self.ledger.expected(RUN_FACT)
+        return stated if stated and stated.isprintable() else secrets.token_hex(RUN_ID_BYTES)
 
     def _ship(self) -> None:
         assert self.world is not None
@@ -334,11 +341,8 @@ class Run:
             self.log.info("every host has its world: training")
 
     def _lost(self, member: Member, end: LinkEnd, ranks: list[int]) -> None:
-        named = ", ".join(map(str, ranks[:8]))
-        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
-        noun = "rank" if len(ranks) == 1 else "ranks"
-        what = f"host {member.host!r} {how} before {noun} {named}{more} had reported an exit"
+        what = f"host {member.host!r} {how} before {named_ranks(ranks)} had reported an exit"
         self.log.warn("lost {what}", what=what)
         self._casualty(what)
 

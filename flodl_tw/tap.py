@@ -23,6 +23,7 @@ from twisted.python import usage
 
 from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.views import join_commands
 from flodl_tw.core.window import Phase, SettingError
 from flodl_tw.limits import SPARE_DESCRIPTORS
 from flodl_tw.settings import Settings, read_settings
@@ -155,21 +156,16 @@ class Announcement(Service):
             where=self._where,
             capacity=self._capacity,
         )
-        endpoint = show_endpoint(self._name, self._port)
-        if self._token_source is not None:
-            self.log.info(
-                "admission needs the token in {source}; join with: fdl join {endpoint} --bin PROGRAM --token …",
-                source=self._token_source,
-                endpoint=endpoint,
-            )
-            return
-        if not self._loopback:
+        needs = "" if self._token_source is None else f"admission needs the token in {self._token_source}; "
+        if self._token_source is None and not self._loopback:
             self.log.warn(
                 "--open-admission: whoever reaches {where} can join this run and spoil it; "
                 "use it on a network that you trust whole",
                 where=self._where,
             )
-        self.log.info("join with: fdl join {endpoint} --bin PROGRAM", endpoint=endpoint)
+        endpoint = show_endpoint(self._name, self._port)
+        ours, fdls = join_commands(endpoint, self._token_source is not None)
+        self.log.info("{needs}join with: {ours} (or: {fdls})", needs=needs, ours=ours, fdls=fdls)
 
 
 def makeService(options: Options) -> MultiService:

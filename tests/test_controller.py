@@ -36,7 +36,7 @@ class OperatorStartTests(PumpedTestCase):
         door = ClockedController(window(min_rank_start=2, start_mode=MANUAL))
         dials = fill(door, 2)
         door.turn()
-        door.controller.run.arm()
+        door.controller.run.arm("127.0.0.1")
         dials[0].reset()
         door.turn()
         state = door.state()
@@ -51,7 +51,7 @@ class OperatorStartTests(PumpedTestCase):
     def test_armed_without_a_quorum_until_the_cap_fails_and_stays_armed(self) -> None:
         door = ClockedController(window(min_rank_start=2, start_mode=MANUAL))
         dials = fill(door, 2)
-        door.controller.run.arm()
+        door.controller.run.arm("127.0.0.1")
         dials[0].reset()
         door.clock.advance(600)
         state = door.state()
@@ -61,14 +61,14 @@ class OperatorStartTests(PumpedTestCase):
         door = ClockedController(window(target_ranks=1, start_mode=HYBRID))
         fill(door, 1)
         door.turn()
-        door.controller.run.arm()
+        door.controller.run.arm("127.0.0.1")
         self.assertFalse(door.state()["start_armed"])
 
     def test_who_dials_in_the_turn_of_the_start_finds_the_window_closed(self) -> None:
         door = ClockedController(window(start_mode=MANUAL))
         fill(door, 1)
         door.turn()
-        door.controller.run.arm()
+        door.controller.run.arm("127.0.0.1")
         self.assertTrue(door.dial().join(host="late").reason.startswith("window-closed: "))
 
 

@@ -288,6 +288,7 @@ class EnvelopeTests(PumpedTestCase):
             envelope = dial.talk.envelope
             salt = envelope.pop("salt")
             self.assertRegex(salt, r"\A[0-9a-f]{32}\Z")
+            self.assertEqual(envelope.pop("flodl_tw")["group_rank"], dials.index(dial))
             self.assertEqual(
                 envelope,
                 {
@@ -309,6 +310,34 @@ class EnvelopeTests(PumpedTestCase):
         salts = {dial.talk.envelope["salt"] for dial in dials}
         self.assertEqual(len(salts), 1)
         self.assertNotIn(TOKEN.hex(), salts)
+
+    def run_ids(self, *stated: str | None) -> set[str]:
+        """The run ids that the hosts of a world are told, each of which stated one or none."""
+        door = ClockedController(window(target_ranks=len(stated)), token=TOKEN)
+        dials = [door.dial(token=TOKEN) for _ in stated]
+        for number, (dial, run_id) in enumerate(zip(dials, stated, strict=True)):
+            dial.join(host=f"h{number}", run_id=run_id)
+        door.turn()
+        told = set()
+        for number, dial in enumerate(dials):
+            dial.messages()
+            ours = dial.talk.envelope["flodl_tw"]
+            self.assertEqual((ours["group_rank"], ours["group_world_size"]), (number, len(stated)))
+            self.assertEqual(list(dial.talk.envelope)[-1], "flodl_tw")
+            told.add(ours["run_id"])
+        return told
+
+    def test_the_run_id_is_the_members_own_where_one_states_it(self) -> None:
+        for stated in (("publish-7",), (None, "publish-7", None), ("publish-7", "publish-7")):
+            self.assertEqual(self.run_ids(*stated), {"publish-7"}, stated)
+
+    def test_where_no_member_states_a_usable_one_each_world_gets_a_run_id_of_its_own(self) -> None:
+        seen: set[str] = set()
+        for stated in ((None, None), (None, None), ("", ""), ("a\0b", "a\0b")):
+            (run_id,) = self.run_ids(*stated)
+            self.assertRegex(run_id, r"\A[0-9a-f]{16}\Z")
+            seen.add(run_id)
+        self.assertEqual(len(seen), 4)
 
 
 class LossTests(PumpedTestCase):
@@ -350,6 +379,7 @@ class LossTests(PumpedTestCase):
             (1, "code 1"),
             (-1, "code -1 (killed by a signal)"),
             (-9, "code -9 (killed by SIGKILL)"),
+            (-11, "code -11 (killed by SIGSEGV)"),
             (-200, "code -200 (killed by signal 200)"),
             (139, "code 139"),
             (-(2**31), "code -2147483648"),

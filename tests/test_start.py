@@ -11,7 +11,7 @@ from twisted.logger import formatEvent
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.window import StartMode
 from flodl_tw.testing import ClockedController, make_hello
-from flodl_tw.web.start import StartAttempt, foreign_origin, split_host, web_page_reason
+from flodl_tw.web.access import Attempt, foreign_origin, split_host, web_page_reason
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, window
 
 AUTO = StartMode.AUTO
@@ -71,7 +71,7 @@ class OrderTests(StartTestCase):
 
     def test_a_refusal_names_the_phase_that_the_window_left_for(self) -> None:
         door = self.door()
-        door.controller.run.arm()
+        door.controller.run.arm("127.0.0.1")
         door.turn()
         code, body = self.ask(door, post())
         self.assertEqual(code, 409)
@@ -89,6 +89,11 @@ class OrderTests(StartTestCase):
             self.assertTrue(answer.startswith(b"HTTP/1.1 200 OK\r\n"))
             self.assertTrue(answer.endswith(b'\r\n\r\n{"armed":true,"joined_ranks":3,"min_rank_start":2}'), answer)
             self.assertTrue(door.state()["start_armed"])
+
+    def test_the_log_says_where_a_start_came_from(self) -> None:
+        door = self.door()
+        self.ask(door, post(token=TOKEN.hex()), AWAY)
+        self.line(f"operator start from {AWAY}: 1 ranks in (quorum 1)")
 
 
 class TokenTests(StartTestCase):
@@ -263,7 +268,7 @@ class PartsTests(PumpedTestCase):
             ("127.0.0.1:80@evil.example", False),
             ("localhost:evil", False),
         ):
-            attempt = StartAttempt(from_loopback=True, host=host)
+            attempt = Attempt("127.0.0.1", host=host)
             self.assertEqual(web_page_reason(attempt, False, frozenset({"localhost"})) is None, allowed, host)
 
     def test_an_origin_with_a_user_in_it_is_foreign(self) -> None:

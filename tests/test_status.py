@@ -36,7 +36,7 @@ KEYS = [
     "members",
 ]
 MEMBER_KEYS = ["host", "ranks", "local_devices", "gpus", "libtorch", "joined_at_secs"]
-NOT_FOUND = b'{"error":"not found","endpoints":["GET /state.json","POST /start"]}'
+NOT_FOUND = b'{"error":"not found","endpoints":["GET /state.json","POST /start","POST /abort","POST /check"]}'
 
 
 def ask(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
@@ -193,6 +193,8 @@ class OtherTests(StatusTestCase):
             ("/", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
             ("/state.json", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
             ("/start", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
+            ("/abort", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
+            ("/check", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
         )
         for path, methods, allowed in table:
             for method in methods:
@@ -251,6 +253,9 @@ class LimitTests(StatusTestCase):
             ("two Hosts", ask("GET", "/", "Host: other"), 400),
             ("10**9 announced", ask("POST", "/start", "Content-Length: 1000000000"), 413),
             ("4,097 announced", ask("POST", "/start", "Content-Length: 4097"), 413),
+            ("4,097 announced to abort", ask("POST", "/abort", "Content-Length: 4097"), 413),
+            ("65,537 announced to check", ask("POST", "/check", "Content-Length: 65537"), 413),
+            ("65,536 sent to check", ask("POST", "/check", "Content-Length: 65536") + b"x" * 65536, 403),
             ("4,096 sent", ask("POST", "/start", "Content-Length: 4096") + b"x" * 4096, 403),
         )
         for name, data, code in table:
@@ -262,11 +267,16 @@ class LimitTests(StatusTestCase):
         for data, code in ((ask("HEAD", "/", "Host: other"), 400), (ask("HEAD", "/" + "a" * 3000), 414)):
             self.assertEqual(self.request(data, bodiless=True).code, code)
 
-    def chunked(self, size: int) -> bytes:
-        return ask("POST", "/start", "Transfer-Encoding: chunked") + b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
+    def chunked(self, size: int, path: str = "/start") -> bytes:
+        return ask("POST", path, "Transfer-Encoding: chunked") + b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
 
     def test_a_chunked_body_over_the_limit_is_refused_in_one_piece(self) -> None:
         self.assertEqual(self.request(self.chunked(5000)).code, 413)
+
+    def test_a_chunked_check_has_a_limit_of_its_own(self) -> None:
+        self.assertEqual(self.request(self.chunked(65_536, "/check")).code, 403)
+        self.assertEqual(self.request(self.chunked(65_537, "/check")).code, 413)
+        self.assertEqual(self.request(self.chunked(4_097, "/abort")).code, 413)
 
     def test_a_chunked_body_over_the_limit_is_refused_in_pieces(self) -> None:
         data = self.chunked(20_000)
@@ -506,6 +516,42 @@ class PageTests(StatusTestCase):
         door.turn()
         self.assertIn("rank 1 of host &#x27;a&#x27; exited with code 3", self.page(door))
 
+    def test_a_rank_that_ends_well_while_others_train_has_left_early(self) -> None:
+        door = ClockedController(window(target_ranks=4, on_loss=OnLoss.CONTINUE))
+        first, second = door.dial(), door.dial()
+        first.join(host="a", devices=3)
+        second.join(host="b")
+        door.turn()
+        first.messages()
+        second.messages()
+        self.assertNotIn("left early", self.page(door))
+        first.send(first.talk.exited(1))
+        self.assertIn("<td>1 of 3, rank 1 left early</td>", self.page(door))
+        first.send(first.talk.exited(0, -11) + first.talk.exited(2))
+        self.assertIn(
+            "<td>3 of 3, rank 0 with code -11 (killed by SIGSEGV), ranks 1, 2 left early</td><", self.page(door)
+        )
+        second.send(second.talk.exited(3))
+        page = self.page(door)
+        self.assertIn("<td>3 of 3, rank 0 with code -11 (killed by SIGSEGV)</td>", page)
+        self.assertIn("<td>1 of 1</td>", page)
+
+    def test_nobody_left_a_lost_host_s_ranks_early_nor_a_run_that_is_over(self) -> None:
+        for end in (lambda dial: dial.vanish(), lambda dial: dial.send(dial.talk.exited(1, 3))):
+            for on_loss in OnLoss:
+                door = ClockedController(window(target_ranks=2, on_loss=on_loss))
+                first, second = door.dial(), door.dial()
+                first.join(host="a")
+                second.join(host="b")
+                door.turn()
+                first.messages()
+                second.messages()
+                first.send(first.talk.exited(0))
+                self.assertIn("<td>1 of 1, rank 0 left early</td>", self.page(door))
+                end(second)
+                door.turn()
+                self.assertIn("<td>1 of 1</td>", self.page(door))
+
     def test_whatever_a_host_says_is_escaped(self) -> None:
         evil = "<script>alert('1')</script>"
         page = self.page(self.member(host=evil, gpus=(evil, '"><img src=x>'), libtorch=evil))
@@ -520,11 +566,12 @@ class PageTests(StatusTestCase):
 
     def test_the_join_command_states_the_port_and_asks_for_a_token_only_where_one_is_needed(self) -> None:
         page = self.page(ClockedController())
-        self.assertIn("fdl join 10.0.0.100:29500", page)
+        self.assertIn("<code>flodl-tw join 10.0.0.100:29500 -- PROGRAM</code>", page)
+        self.assertIn("<code>fdl join 10.0.0.100:29500 --bin PROGRAM</code>", page)
         self.assertNotIn("--token", page)
         page = self.page(ClockedController(token=TOKEN))
-        self.assertIn("fdl join 10.0.0.100:29500", page)
-        self.assertIn("--token …", page)
+        self.assertIn("<code>flodl-tw join 10.0.0.100:29500 --token-file FILE -- PROGRAM</code>", page)
+        self.assertIn("<code>fdl join 10.0.0.100:29500 --bin PROGRAM --token …</code>", page)
         self.assertNotIn(TOKEN.hex(), page)
 
     def test_an_open_runs_salt_is_not_shown(self) -> None:
@@ -544,6 +591,7 @@ class PageTests(StatusTestCase):
         self.assertIn("failed", page)
         self.assertNotIn("<b>a", page)
         self.assertNotIn("fdl join", page)
+        self.assertNotIn("flodl-tw join", page)
 
     def test_no_control_character_of_a_label_reaches_the_page(self) -> None:
         page = self.page(self.member(libtorch="a\x00b\x1b[31mc\u202ed", gpus=("x\x07y",)))

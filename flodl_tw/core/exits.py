@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 
 from flodl_tw.core.ledger import Member, rank_span
+from flodl_tw.core.telling import named_ranks
 
 
 class ViolationError(Exception):
@@ -52,10 +54,20 @@ class Exits:
         unreported = self._unreported[member]
         return [rank for index, rank in enumerate(self._seats[member]) if unreported >> index & 1]
 
-    def text(self, member: Member) -> str:
-        """What is known of the exits of a member's ranks, for people."""
-        reported = member.size - self._unreported[member].bit_count()
-        failed = [
-            f"rank {rank} with {exit_text(self._failed[rank])}" for rank in self._seats[member] if rank in self._failed
-        ]
-        return ", ".join([f"{reported} of {member.size}", *failed])
+    def runs_on(self, members: Iterable[Member]) -> bool:
+        """Whether a rank of these members has not reported yet."""
+        return any(self._unreported[member] for member in members)
+
+    def text(self, member: Member, *, others_run_on: bool = False) -> str:
+        """What is known of the exits of a member's ranks, for people.
+
+        ``others_run_on``: ranks of the world still train, so one that ended with code 0 left them early.
+        """
+        ranks = self._seats[member]
+        ended = [rank for index, rank in enumerate(ranks) if not self._unreported[member] >> index & 1]
+        failed = [f"rank {rank} with {exit_text(self._failed[rank])}" for rank in ended if rank in self._failed]
+        told = [f"{len(ended)} of {member.size}", *failed]
+        early = [rank for rank in ended if rank not in self._failed]
+        if others_run_on and early:
+            told.append(f"{named_ranks(early)} left early")
+        return ", ".join(told)

@@ -1,7 +1,7 @@
 """The membership ledger: who is in, with which ranks, and why not.
 
 To change a rule of the membership, change one function of ``CHECKS`` and its
-row in ``tests/core/test_ledger.py``.  The checks only look; ``admit`` commits
+row in ``tests/core/test_ledger.py``.  The checks only look; ``enter`` commits
 once all have passed, so a refused offer leaves no trace.  A plain object: no
 clock, no network; the caller says when and from where.
 """
@@ -23,6 +23,7 @@ from flodl_tw.core.facts import (
     Fact,
     Offer,
 )
+from flodl_tw.core.messages import VERSIONS
 from flodl_tw.core.refusals import Refusal, Word
 
 MAX_DEVICES: Final = 256
@@ -121,10 +122,22 @@ class Ledger:
 
         A refusal changes nothing.  The cost does not grow with the membership.
         """
+        return self.refusal(offer, now) or self.enter(offer, now)
+
+    def refusal(self, offer: Offer, now: float) -> Refusal | None:
+        """Why the offer would be refused, or None.  Changes nothing."""
         for check in CHECKS:
             refusal = check(self, offer, now)
             if refusal is not None:
                 return refusal
+        return None
+
+    def next_ranks(self, offer: Offer) -> range:
+        """The ranks that an Accept of the offer would name."""
+        return range(self.joined_ranks, self.joined_ranks + len(offer.hello.local_devices))
+
+    def enter(self, offer: Offer, now: float) -> Member:
+        """Commit an offer that ``refusal`` has passed."""
         member = Member(offer, self.joined_ranks, now)
         self._members[member.host] = member
         self.joined_ranks += member.size
@@ -184,6 +197,18 @@ def _too_long(text: str) -> bool:
 def cut(text: str) -> str:
     """A text from a peer, quoted, and short enough for a reason and a log line."""
     return repr(text[:64] + "…" if _too_long(text) else text)
+
+
+def unspoken_version(version: int) -> Refusal | None:
+    """The refusal of a protocol version that this project does not speak: it comes before all that a hello says."""
+    if version in VERSIONS:
+        return None
+    spoken = " and ".join(map(str, VERSIONS))
+    return Refusal(
+        Word.UNSPOKEN_VERSION,
+        f"the frame has protocol version {version}, this controller speaks {spoken}: "
+        "use a flodl release that speaks one of them",
+    )
 
 
 def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:

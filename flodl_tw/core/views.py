@@ -1,6 +1,6 @@
-"""The run as data for ``state.json`` and for the page.
+"""The run as data for ``state.json``, and what the page and the log both show.
 
-Keys and their order are part of the contract with ``fdl``; nothing is added.
+The state's keys and their order are part of the contract with ``fdl``; nothing is added.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class MembersJson:
         self._changes, self._departures = ledger.changes, ledger.departures
         self._text = f"[{','.join(self._rendered)}]"
         return self._text
+
+
+def join_commands(endpoint: str, credentialed: bool) -> tuple[str, str]:
+    """The commands that join a worker, this project's and fdl's; neither ever has the token itself."""
+    token_file, token = (" --token-file FILE", " --token …") if credentialed else ("", "")
+    return f"flodl-tw join {endpoint}{token_file} -- PROGRAM", f"fdl join {endpoint} --bin PROGRAM{token}"
 
 
 def state_json(head: dict[str, Any], members: str) -> bytes:

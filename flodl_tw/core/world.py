@@ -58,15 +58,19 @@ class World:
     """The members of a world with their final ranks; frozen at the verdict.
 
     ``salt`` (16 bytes) keys what the ranks themselves say to the controller.
+    ``run_id`` names the world to its ranks, and is no secret.
     """
 
     seats: tuple[tuple[Member, range], ...]
     salt: bytes = field(repr=False)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
+    run_id: str = ""
     world_size: int = field(init=False)
+    _group_ranks: Mapping[Member, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "world_size", sum(len(ranks) for _, ranks in self.seats))
+        object.__setattr__(self, "_group_ranks", {member: index for index, (member, _) in enumerate(self.seats)})
 
     def envelope_hex(self, member: Member, ranks: range, dial_host: str, port: int) -> str:
         """What WorldFormed carries to one host: lower-case hex of UTF-8 JSON.
@@ -86,6 +90,12 @@ class World:
                 **fields.as_json(),
             },
             "salt": self.salt.hex(),
+            # An object of ours, for our own agents; others ignore what they do not know.
+            "flodl_tw": {
+                "group_rank": self._group_ranks[member],
+                "group_world_size": len(self.seats),
+                "run_id": self.run_id,
+            },
         }
         return _hex(envelope)
 

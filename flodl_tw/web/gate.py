@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from flodl_tw.core.views import compact
-from flodl_tw.limits import MAX_BODY, MAX_HEAD, MAX_START_LINE
+from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 
 PHRASES: Final = {
     400: "Bad Request",
@@ -43,18 +43,28 @@ class Unfit:
         return head.encode("ascii") + (b"" if head_only else body)
 
 
-BODY_TOO_LARGE: Final = Unfit(413, f"the request's body is over the limit of {MAX_BODY} bytes")
+def body_too_large(limit: int) -> Unfit:
+    """The refusal of a body over its limit."""
+    return Unfit(413, f"the request's body is over the limit of {limit} bytes")
+
+
+def body_limit(start_line: bytes) -> int:
+    """Bytes that the body of a request may have: one path takes a hello, spelled as it is here."""
+    target = start_line.split(b" ")[1:2]
+    return MAX_CHECK_BODY if target and target[0].partition(b"?")[0] == b"/check" else MAX_BODY
 
 
 class RequestGate:
     """Holds a request's head back until it is whole and fit to be parsed."""
 
-    __slots__ = ("_head", "open")
+    __slots__ = ("_head", "max_body", "open")
 
     def __init__(self) -> None:
         self._head = b""
         self.open = False
         """Whether the head has passed; from then on bytes go through."""
+        self.max_body = MAX_BODY
+        """Bytes that the body may have, once the head has passed."""
 
     @property
     def is_head(self) -> bool:
@@ -81,6 +91,7 @@ class RequestGate:
         if unfit is not None:
             return unfit
         passed, self._head = self._head, b""
+        self.max_body = body_limit(start_line)
         self.open = True
         return passed
 
@@ -88,6 +99,7 @@ class RequestGate:
 def check_head(head: bytes) -> Unfit | None:
     """What is wrong with a whole head, before it is parsed."""
     start, *lines = head.split(b"\r\n")
+    limit = body_limit(start)
     try:
         unquote_to_bytes(start).decode("utf-8")
     except UnicodeDecodeError:
@@ -96,6 +108,6 @@ def check_head(head: bytes) -> Unfit | None:
     if sum(name == b"host" for name, _ in names) > 1:
         return Unfit(400, "the request has more than one Host")
     for name, value in names:
-        if name == b"content-length" and value.isdigit() and (len(value) > 9 or int(value) > MAX_BODY):
-            return BODY_TOO_LARGE
+        if name == b"content-length" and value.isdigit() and (len(value) > 9 or int(value) > limit):
+            return body_too_large(limit)
     return None

@@ -14,6 +14,7 @@ from typing import Final
 
 from flodl_tw.controller import Controller
 from flodl_tw.core.ledger import Member, rank_span
+from flodl_tw.core.views import join_commands
 from flodl_tw.core.window import Phase, StartMode
 from flodl_tw.run import Run
 
@@ -30,12 +31,6 @@ MOST_ROWS: Final = 500
 MOST_CHARS: Final = 300
 """Characters of a member's GPU labels that the page shows."""
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-
-
-def join_command(endpoint: str, credentialed: bool) -> str:
-    """The command that joins a worker; it never has the token itself."""
-    token = " --token …" if credentialed else ""
-    return f"fdl join {endpoint} --bin PROGRAM{token}"
 
 
 def _window(run: Run, window_secs: int | None) -> str:
@@ -85,7 +80,7 @@ def _gpus(labels: tuple[str, ...]) -> str:
     return told if len(told) <= MOST_CHARS else told[:MOST_CHARS] + "…"
 
 
-def _member_row(run: Run, member: Member, ranks: range) -> list[str]:
+def _member_row(run: Run, member: Member, ranks: range, others_run_on: bool) -> list[str]:
     hello = member.offer.hello
     end = run.ends.get(member)
     return [
@@ -97,7 +92,7 @@ def _member_row(run: Run, member: Member, ranks: range) -> list[str]:
         hello.libtorch,
         f"{int(member.joined_at)} s",
         "open" if end is None else end.value,
-        "" if run.exits is None else run.exits.text(member),
+        "" if run.exits is None else run.exits.text(member, others_run_on=others_run_on),
     ]
 
 
@@ -107,7 +102,9 @@ def _members(run: Run) -> str:
         return _tag("p", "No host has joined.")
     headings = ("Host", "Ranks", "Devices", "From", "GPUs", "libtorch", "Joined after", "Link", "Exited")
     shown = islice(run.ledger.roster(), MOST_ROWS)
-    table = _table(headings, (_member_row(run, member, ranks) for member, ranks in shown))
+    # The ranks of a lost host may be gone, too.
+    run_on = run.phase is Phase.TRAINING and run.exits is not None and run.exits.runs_on(run.links)
+    table = _table(headings, (_member_row(run, member, ranks, run_on) for member, ranks in shown))
     return table + (_tag("p", f"And {hosts - MOST_ROWS} more hosts: see state.json.") if hosts > MOST_ROWS else "")
 
 
@@ -125,7 +122,8 @@ def _operator(run: Run, endpoint: str, credentialed: bool) -> str:
     """What the operator can do now."""
     if not run.is_open:
         return ""
-    hint = f"<p>Join a host: {_tag('code', join_command(endpoint, credentialed))}</p>"
+    ours, fdls = join_commands(endpoint, credentialed)
+    hint = f"<p>Join a host: {_tag('code', ours)} or {_tag('code', fdls)}</p>"
     if run.phase is Phase.STAGING:
         hint += f"<p>Start the run: {_tag('code', f'fdl start --addr {endpoint}')}</p>"
     return hint

@@ -6,7 +6,6 @@ measures it, its whole has a deadline, and the answer closes the connection.
 
 from __future__ import annotations
 
-import io
 import socket
 from collections.abc import Mapping
 from enum import Enum
@@ -14,7 +13,6 @@ from typing import Any, Final, cast
 
 from klein import Klein
 from twisted.internet.interfaces import IConsumer, ITransport
-from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.server import Request, Site
@@ -22,15 +20,17 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
-from flodl_tw.core.views import compact
-from flodl_tw.limits import MAX_BODY
 from flodl_tw.mux import FrontDoor, Peeker
-from flodl_tw.web.gate import BODY_TOO_LARGE, RequestGate, Unfit
+from flodl_tw.web.abort import abort_run
+from flodl_tw.web.access import DeclinedError
+from flodl_tw.web.check import check_hello
+from flodl_tw.web.gate import RequestGate, Unfit, body_too_large
 from flodl_tw.web.page import POLICY, page
-from flodl_tw.web.start import StartAttempt, start_refusal
+from flodl_tw.web.start import start_run
+from flodl_tw.web.talk import answer, answer_json, attempt_of
 
-STREAMED: Final = 64 * 1024
-"""Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
+ENDPOINTS: Final = ("GET /state.json", "POST /start", "POST /abort", "POST /check")
+"""What a client that asked for something else is told; ``fdl``'s two come first."""
 
 
 class Status:
@@ -49,13 +49,13 @@ class Status:
     @app.route("/state.json", methods=["GET"])
     def state(self, request: IRequest) -> Any:
         """The state of the run, for programs."""
-        return _answer(request, 200, self.controller.run.state_json())
+        return answer(request, 200, self.controller.run.state_json())
 
     @app.route("/", methods=["GET"])
     async def root(self, request: Any) -> Any:
         """The page for a browser, the state for anything else."""
         if b"text/html" not in (request.getHeader(b"accept") or b""):
-            return await _answer(request, 200, self.controller.run.state_json())
+            return await answer(request, 200, self.controller.run.state_json())
         here = request.getHost()
         address = classify(here.host)
         # Through loopback a worker's way is another one, unless the port is bound there alone.
@@ -64,85 +64,48 @@ class Status:
         shown = page(self.controller, endpoint, self._ended)
         request.setHeader(b"content-security-policy", POLICY.encode())
         request.setHeader(b"x-content-type-options", b"nosniff")
-        return await _answer(request, 200, shown.encode(), b"text/html; charset=utf-8")
+        return await answer(request, 200, shown.encode(), b"text/html; charset=utf-8")
 
     @app.route("/start", methods=["POST"])
     def start(self, request: Any) -> Any:
         """The operator's start."""
-        run = self.controller.run
-        refusal = start_refusal(run, _attempt(request), self._own_names)
-        if refusal is not None:
-            return _answer(request, refusal[0], _error(refusal[1]))
-        run.arm()
-        armed = {
-            "armed": True,
-            "joined_ranks": run.ledger.joined_ranks,
-            "min_rank_start": run.settings.window.min_rank_start,
-        }
-        return _answer(request, 200, compact(armed).encode())
+        return answer_json(request, 200, start_run(self.controller.run, attempt_of(request), self._own_names))
+
+    @app.route("/abort", methods=["POST"])
+    def abort(self, request: Any) -> Any:
+        """The operator's end of the run."""
+        body = request.content.read()
+        return answer_json(request, 200, abort_run(self.controller.run, attempt_of(request), self._own_names, body))
+
+    @app.route("/check", methods=["POST"])
+    def check(self, request: Any) -> Any:
+        """Whether a hello would be admitted."""
+        controller = self.controller
+        told = check_hello(
+            controller.run, controller.credentialed, attempt_of(request), self._own_names, request.content.read()
+        )
+        return answer_json(request, 200, told)
+
+    @app.handle_errors(DeclinedError)
+    def declined(self, request: IRequest, failure: Failure) -> Any:
+        """A request that may not be done, or cannot."""
+        assert isinstance(failure.value, DeclinedError)
+        return answer_json(request, failure.value.code, {"error": str(failure.value)})
 
     @app.handle_errors(NotFound)
     def unknown(self, request: IRequest, failure: Failure) -> Any:
         """No such path."""
-        found = {"error": "not found", "endpoints": ["GET /state.json", "POST /start"]}
-        return _answer(request, 404, compact(found).encode())
+        return answer_json(request, 404, {"error": "not found", "endpoints": ENDPOINTS})
 
     @app.handle_errors(MethodNotAllowed)
     def wrong_method(self, request: Any, failure: Failure) -> Any:
         """A known path, asked in a way that it does not know."""
         allowed = ", ".join(sorted(failure.value.valid_methods or ()))  # type: ignore[union-attr]
         request.setHeader(b"allow", allowed.encode())
-        return _answer(request, 405, _error(f"this path answers {allowed}"))
+        return answer_json(request, 405, {"error": f"this path answers {allowed}"})
 
     # "/start//" is another path than "/start".
     app.url_map.merge_slashes = False
-
-
-def _error(text: str) -> bytes:
-    return compact({"error": text}).encode()
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "replace")
-
-
-def _only(request: Any, name: bytes, worst: str) -> str | None:
-    """A header's value, or the worst one where it came more than once."""
-    values = request.requestHeaders.getRawHeaders(name, [])
-    return worst if len(values) > 1 else _text(values[0] if values else None)
-
-
-def _attempt(request: Any) -> StartAttempt:
-    tokens = [token.decode("utf-8", "replace") for token in request.args.get(b"token", ())]
-    scheme, _, credential = (_text(request.getHeader(b"authorization")) or "").partition(" ")
-    if scheme.lower() == "bearer":
-        tokens.append(credential.strip())
-    return StartAttempt(
-        from_loopback=classify(request.getClientAddress().host).loopback,
-        host=_text(request.getHeader(b"host")),
-        origin=_only(request, b"origin", "null"),
-        fetch_site=_only(request, b"sec-fetch-site", "cross-site"),
-        tokens=tuple(tokens),
-    )
-
-
-async def _answer(request: Any, code: int, body: bytes, content_type: bytes = b"application/json") -> bytes | None:
-    request.setResponseCode(code)
-    for name, value in (
-        (b"content-type", content_type),
-        (b"cache-control", b"no-cache"),
-        (b"access-control-allow-origin", b"*"),
-        (b"content-length", b"%d" % len(body)),
-    ):
-        request.setHeader(name, value)
-    if len(body) <= STREAMED or request.method == b"HEAD":
-        return body
-    try:
-        await FileSender().beginFileTransfer(io.BytesIO(body), request)
-    except Exception:
-        # The client went away in the middle; FileSender has no narrower word for it.
-        request.unregisterProducer()
-    return None
 
 
 class StatusRequest(Request):
@@ -153,7 +116,7 @@ class StatusRequest(Request):
         self._connection = connection
 
     def gotLength(self, length: int | None) -> None:
-        # Where it knows no length Twisted opens a temporary file, and a body here is never more than a few KiB.
+        # Where it knows no length Twisted opens a temporary file, and a body here is never more than 64 KiB.
         super().gotLength(0 if length is None else length)
 
     def handleContentChunk(self, data: bytes) -> None:
@@ -251,8 +214,8 @@ class StatusConnection:
     def takes_body(self, count: int) -> bool:
         """Whether ``count`` more bytes of the body are within the limit; the request is refused if not."""
         self._body_bytes += count
-        if self._stage is Stage.READING and self._body_bytes > MAX_BODY:
-            self._refuse(BODY_TOO_LARGE)
+        if self._stage is Stage.READING and self._body_bytes > self._gate.max_body:
+            self._refuse(body_too_large(self._gate.max_body))
         return self._stage is Stage.READING
 
     def whole(self) -> bool:

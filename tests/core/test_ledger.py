@@ -17,7 +17,7 @@ from flodl_tw.core.facts import (
     Offer,
     gpu_vendor,
 )
-from flodl_tw.core.ledger import CHECKS, Ledger, Member
+from flodl_tw.core.ledger import CHECKS, Ledger, Member, unspoken_version
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import Refusal, Word
 
@@ -174,6 +174,23 @@ class TestAdmissionOrder(LedgerTestCase):
                 reason = self.refused(self.with_gpu_a(), offer(**{"host": "gpu-b", **change})).reason
                 for long in (SIG_A.hex()[:9], SIG_B.hex()[:9], "012345678", "abcdefghi"):
                     self.assertNotIn(long, reason)
+
+    def test_asking_for_the_refusal_admits_nobody(self) -> None:
+        ledger = self.with_gpu_a()
+        before = observed(ledger)
+        self.assertIsNone(ledger.refusal(offer("gpu-b"), 7.5))
+        self.assertEqual(ledger.next_ranks(offer("gpu-b")), range(2, 4))
+        self.assertEqual(observed(ledger), before)
+        self.assertEqual(self.admitted(ledger, offer("gpu-b")).accepted_ranks, range(2, 4))
+
+    def test_a_version_that_is_not_spoken_is_refused_whatever_else_comes_with_it(self) -> None:
+        for version in (2, 4):
+            self.assertIsNone(unspoken_version(version))
+        for version in (0, 1, 3, 5, 6, 2**32 - 1):
+            refusal = unspoken_version(version)
+            assert refusal is not None
+            self.assertIs(refusal.word, Word.UNSPOKEN_VERSION)
+            self.assertIn(f"protocol version {version}, this controller speaks 2 and 4", refusal.reason)
 
     def test_a_refused_first_hello_sets_no_expectation(self) -> None:
         ledger = Ledger()

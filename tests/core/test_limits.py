@@ -98,3 +98,4 @@ class TestLimits(unittest.TestCase):
         self.assertEqual((limits.CLOSE_GRACE, limits.STOP_GRACE, limits.YOUNG), (2.0, 2.0, 1.0))
         self.assertEqual((limits.YOUNG_FACTOR, limits.BACKLOG), (8, 4096))
         self.assertEqual((limits.MAX_START_LINE, limits.MAX_HEAD, limits.MAX_BODY), (2048, 16384, 4096))
+        self.assertEqual((limits.MAX_CHECK_BODY, limits.MAX_REASON_BYTES), (65536, 512))

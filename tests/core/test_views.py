@@ -96,7 +96,7 @@ class TestState(unittest.TestCase):
         # The reference goes on counting here; the spec has both null from the verdict on.
         run, (link,) = self.run_of(PLAIN_A, start_mode=StartMode.MANUAL)
         self.now += 0.4
-        run.arm()
+        run.arm("127.0.0.1")
         run.settle()
         body = reference()["formed (this stand-in stays in forming)"]
         for left in (b'_remaining_secs":299', b'_remaining_secs":599'):
@@ -169,6 +169,19 @@ class TestMembers(unittest.TestCase):
     def test_the_body_is_the_head_and_then_the_members(self) -> None:
         self.assertEqual(
             views.state_json({"phase": "ü", "n": None}, "[1]"), '{"phase":"ü","n":null,"members":[1]}'.encode()
+        )
+
+    def test_a_join_command_has_the_port_and_no_token(self) -> None:
+        self.assertEqual(
+            views.join_commands("gpu-head:29500", False),
+            ("flodl-tw join gpu-head:29500 -- PROGRAM", "fdl join gpu-head:29500 --bin PROGRAM"),
+        )
+        self.assertEqual(
+            views.join_commands("[fd00::1]:1", True),
+            (
+                "flodl-tw join [fd00::1]:1 --token-file FILE -- PROGRAM",
+                "fdl join [fd00::1]:1 --bin PROGRAM --token …",
+            ),
         )
 
     def test_no_member_is_an_empty_array(self) -> None:

@@ -22,7 +22,7 @@ def world_of_two(launch: LaunchSettings | None = None) -> World:
     gone = ledger.member("gone")
     assert gone is not None
     ledger.depart(gone)
-    return World(tuple(ledger.roster()), SALT, launch or LaunchSettings())
+    return World(tuple(ledger.roster()), SALT, launch or LaunchSettings(), 'run "7"')
 
 
 class TestWorld(unittest.TestCase):
@@ -43,7 +43,8 @@ class TestWorld(unittest.TestCase):
             bytes.fromhex(envelope).decode("utf-8"),
             '{"controller":{"host":"10.0.0.100","port":29500},"world_size":5,"num_workers":2,'
             '"worker":{"host":"c","ranks":[0,1],"local_devices":[0,1],"nccl_socket_ifname":"","path":""},'
-            '"salt":"00112233445566778899aabbccddeeff"}',
+            '"salt":"00112233445566778899aabbccddeeff",'
+            '"flodl_tw":{"group_rank":0,"group_world_size":2,"run_id":"run \\"7\\""}}',
         )
         self.assertRegex(envelope, "^([0-9a-f]{2})+$")
 
@@ -114,6 +115,7 @@ class TestWorld(unittest.TestCase):
                     "path": "",
                 },
                 "salt": SALT.hex(),
+                "flodl_tw": {"group_rank": 1, "group_world_size": 2, "run_id": 'run "7"'},
             },
         )
 
