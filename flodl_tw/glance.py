@@ -1,0 +1,259 @@
+"""The state of a run as a person reads it in a terminal.
+
+It comes from the network: every piece is checked, escaped and cut.  No Twisted here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+MOST_HOSTS: Final = 64
+"""Hosts that are listed; ``--json`` has all of them."""
+CELL_CHARS: Final = {"HOST": 40, "RANKS": 30, "DEVICES": 30, "GPUS": 80, "LIBTORCH": 30}
+"""The columns, with the characters that are shown of what a host says; the last column is a time."""
+LAST_COLUMN: Final = "JOINED AFTER"
+PHASES: Final = {
+    "waiting": "the window is open",
+    "staging": "there is a quorum, and the operator may start it",
+    "forming": "the verdict is taken, and the hosts are told",
+    "training": "every host has its world",
+    "done": "every rank has exited with 0",
+    "failed": "it was aborted, or not every rank exited with 0",
+}
+OPEN_PHASES: Final = ("waiting", "staging")
+OVER_PHASES: Final = ("done", "failed")
+COUNTDOWNS: Final = ("window_remaining_secs", "cap_remaining_secs")
+MOST_DIGITS: Final = 18
+
+
+def printable(text: str) -> str:
+    """Text from the network as a terminal may get it: what does not print is escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning and ``…``."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One host, as the state has it."""
+
+    host: str
+    ranks: tuple[int, ...]
+    local_devices: tuple[int, ...]
+    gpus: tuple[str, ...]
+    libtorch: str
+    joined_at_secs: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state.  A launcher before flodl 0.8 says nothing of the start."""
+
+    phase: str
+    joined_ranks: int
+    joined_hosts: int
+    min_rank_start: int
+    target_ranks: int | None
+    window_remaining_secs: int | None
+    cap_remaining_secs: int | None
+    start_mode: str | None
+    start_armed: bool
+    members: tuple[Member, ...]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.phase in OVER_PHASES
+
+
+class ShapeError(ValueError):
+    """JSON that is not what it should be; the text names where."""
+
+
+class Fields:
+    """Reads the fields of an object that came from the network; a ShapeError names the one that is wrong."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ShapeError(f"{where} is no object")
+        self._object: Mapping[str, Any] = value
+        self._where = where
+
+    def _bad(self, key: str, wrong: str) -> ShapeError:
+        return ShapeError(f"in {self._where}, {key} is {wrong}")
+
+    def text(self, key: str) -> str:
+        """A text."""
+        value = self._object.get(key)
+        if not isinstance(value, str):
+            raise self._bad(key, "no text")
+        return value
+
+    def count(self, key: str) -> int:
+        """A whole number from 0."""
+        value = self._object.get(key)
+        if not _is_count(value):
+            raise self._bad(key, "no count")
+        return value  # type: ignore[return-value]
+
+    def count_or_none(self, key: str) -> int | None:
+        """A whole number from 0, or null, or nothing."""
+        return None if self._object.get(key) is None else self.count(key)
+
+    def text_or_none(self, key: str) -> str | None:
+        """A text, or null, or nothing."""
+        return None if self._object.get(key) is None else self.text(key)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where there is none."""
+        value = self._object.get(key, False)
+        if not isinstance(value, bool):
+            raise self._bad(key, "neither true nor false")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list of anything."""
+        value = self._object.get(key)
+        if not isinstance(value, list):
+            raise self._bad(key, "no list")
+        return value
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0."""
+        if not all(map(_is_count, self.items(key))):
+            raise self._bad(key, "no list of counts")
+        return tuple(self.items(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        if not all(isinstance(item, str) for item in self.items(key)):
+            raise self._bad(key, "no list of texts")
+        return tuple(self.items(key))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**MOST_DIGITS
+
+
+def parse_state(value: object) -> State:
+    """The state from JSON; raises ShapeError that says what is wrong."""
+    fields = Fields(value, "its state")
+    return State(
+        fields.text("phase"),
+        fields.count("joined_ranks"),
+        fields.count("joined_hosts"),
+        fields.count("min_rank_start"),
+        fields.count_or_none("target_ranks"),
+        fields.count_or_none("window_remaining_secs"),
+        fields.count_or_none("cap_remaining_secs"),
+        fields.text_or_none("start_mode"),
+        fields.flag("start_armed"),
+        tuple(_member(Fields(item, "a member")) for item in fields.items("members")),
+    )
+
+
+def _member(fields: Fields) -> Member:
+    return Member(
+        fields.text("host"),
+        fields.counts("ranks"),
+        fields.counts("local_devices"),
+        fields.texts("gpus"),
+        fields.text("libtorch"),
+        fields.count("joined_at_secs"),
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers for people, in their order: ``0-7, 12``; a dash where there are none."""
+    if not numbers:
+        return "-"
+    runs = [[numbers[0]]]
+    for before, number in pairwise(numbers):
+        if number == before + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def duration(secs: int) -> str:
+    """``52 s``, ``4 min 52 s``, ``2 h 3 min``."""
+    minutes, seconds = divmod(secs, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _gpus(labels: Iterable[str]) -> str:
+    told = Counter(map(printable, labels)).items()
+    return ", ".join(label if count == 1 else f"{count} x {label}" for label, count in told) or "-"
+
+
+def _row(member: Member) -> tuple[str, ...]:
+    said = (
+        printable(member.host),
+        spans(member.ranks),
+        spans(member.local_devices),
+        _gpus(member.gpus),
+        printable(member.libtorch) or "-",
+    )
+    cells = (cut(text, most) for text, most in zip(said, CELL_CHARS.values(), strict=True))
+    return (*cells, duration(member.joined_at_secs))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _window(state: State) -> str:
+    quorum = state.joined_ranks >= state.min_rank_start
+    if state.start_mode == "manual":
+        return "held for the operator's start"
+    if state.window_remaining_secs is None:
+        return "past: the world forms as soon as there is a quorum"
+    outcome = "with the quorum that there is" if quorum else "if there is a quorum by then"
+    return f"closes in {duration(state.window_remaining_secs)}, {outcome}"
+
+
+def _facts(state: State) -> Iterator[tuple[str, str]]:
+    met = "met" if state.joined_ranks >= state.min_rank_start else "not met"
+    wanted = f"quorum {state.min_rank_start} ({met})"
+    if state.target_ranks is not None:
+        wanted += f", target {state.target_ranks}"
+    yield "joined", f"{counted(state.joined_ranks, 'rank')} of {counted(state.joined_hosts, 'host')}; {wanted}"
+    if state.phase in OPEN_PHASES:
+        yield "window", _window(state)
+        if state.cap_remaining_secs is not None:
+            yield "hard cap", f"the run fails in {duration(state.cap_remaining_secs)} if no world has formed"
+    if state.start_mode is not None:
+        armed = "armed" if state.start_armed else "not armed"
+        yield "start", f"{cut(printable(state.start_mode), 40)}, {armed}"
+
+
+def state_lines(shown: str, state: State) -> list[str]:
+    """The state of the run at ``shown``, line by line."""
+    phase = cut(printable(state.phase), 40)
+    meaning = f": {PHASES[phase]}" if phase in PHASES else ""
+    lines = [f"The run at {shown} is {phase}{meaning}."]
+    lines += [f"  {label:<10}{text}" for label, text in _facts(state)]
+    if state.members:
+        rows = [(*CELL_CHARS, LAST_COLUMN), *map(_row, state.members[:MOST_HOSTS])]
+        lines += ["", *_aligned(rows)]
+    if len(state.members) > MOST_HOSTS:
+        lines.append(f"and {counted(len(state.members) - MOST_HOSTS, 'more host')}: --json has them")
+    return lines

@@ -1,0 +1,197 @@
+"""What an operator asks of a controller: its state, its start, its end, and whether it would take a host.
+
+Each command prints through ``say`` and gives the exit status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from treq.client import HTTPClient
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+
+from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
+from flodl_tw.glance import Fields, ShapeError, State, counted, cut, parse_state, printable, spans, state_lines
+from flodl_tw.http_client import make_http
+
+__all__ = ["Controller", "abort", "check", "make_http", "start", "status", "watch"]
+
+OK: Final = 0
+REFUSED: Final = 1
+"""Refused, or nothing answers."""
+REFUSED_FOR_GOOD: Final = 2
+"""Of ``check`` alone: no retry can fix it."""
+MAX_STATE: Final = 64 * 1024 * 1024
+"""Bytes of a state that are read."""
+MISSES: Final = 3
+"""Questions in a row without an answer before a watched controller is gone."""
+
+Say = Callable[[str], object]
+
+
+class RefusedError(Exception):
+    """The controller says no; the text is for people."""
+
+
+async def _told(command: Awaitable[int], controller: Controller, say: Say) -> int:
+    """The command's status; what keeps it from its answer is said."""
+    try:
+        return await command
+    except ShapeError as error:
+        say(str(foreign(controller, str(error))))
+        return REFUSED
+    except (NoAnswerError, ForeignAnswerError, RefusedError) as error:
+        say(str(error))
+        return REFUSED
+
+
+async def status(http: HTTPClient, controller: Controller, say: Say, *, as_json: bool) -> int:
+    """Print the state, for people or as it came."""
+    return await _told(_status(http, controller, say, as_json), controller, say)
+
+
+async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: bool) -> int:
+    answer, state = await _ask_state(http, controller)
+    _show(answer, state, say, as_json)
+    return OK
+
+
+async def watch(
+    http: HTTPClient, controller: Controller, say: Say, clock: IReactorTime, *, as_json: bool, every: float = 2.0
+) -> int:
+    """Print the state again whenever it has changed, until the run is over or the controller has gone.
+
+    A countdown that counts is no change; one that has run out is.
+    """
+    return await _told(_watch(http, controller, say, clock, as_json, every), controller, say)
+
+
+async def _watch(
+    http: HTTPClient, controller: Controller, say: Say, clock: IReactorTime, as_json: bool, every: float
+) -> int:
+    last: State | None = None
+    misses = 0
+    while True:
+        try:
+            answer, state = await _ask_state(http, controller)
+        except NoAnswerError as error:
+            misses += 1
+            if last is None:
+                raise
+            if misses == MISSES:
+                raise NoAnswerError(f"the controller has gone, its run was {_shown(last.phase)}: {error}") from None
+        else:
+            misses = 0
+            if last is None or _still(state) != _still(last):
+                if last is not None and not as_json:
+                    say("")
+                _show(answer, state, say, as_json)
+            last = state
+            if state.is_over:
+                return OK
+        await deferLater(clock, every)
+
+
+async def start(http: HTTPClient, controller: Controller, say: Say) -> int:
+    """Close the window now, with those that are in."""
+    return await _told(_start(http, controller, say), controller, say)
+
+
+async def _start(http: HTTPClient, controller: Controller, say: Say) -> int:
+    answer = _approved(await ask(http, controller, "POST", "/start"), "POST /start")
+    _require(answer, "armed")
+    fields = _fields(answer)
+    joined, quorum = fields.count("joined_ranks"), fields.count("min_rank_start")
+    say(f"the run at {controller.shown} is started: {counted(joined, 'rank')} joined, quorum {quorum}")
+    return OK
+
+
+async def abort(http: HTTPClient, controller: Controller, say: Say, reason: str | None) -> int:
+    """End the run as failed, on every host."""
+    return await _told(_abort(http, controller, say, reason), controller, say)
+
+
+async def _abort(http: HTTPClient, controller: Controller, say: Say, reason: str | None) -> int:
+    # Without a reason the controller has words of its own.
+    body = None if reason is None else {"reason": reason}
+    answer = _approved(await ask(http, controller, "POST", "/abort", body=body), "POST /abort")
+    _require(answer, "aborted")
+    hosts = _fields(answer).count("joined_hosts")
+    say(f"the run at {controller.shown} is aborted: {counted(hosts, 'host')} told")
+    return OK
+
+
+async def check(http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any]) -> int:
+    """Ask whether the controller would admit a host that says ``hello``; nothing changes."""
+    return await _told(_check(http, controller, say, hello), controller, say)
+
+
+async def _check(http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any]) -> int:
+    answer = _approved(await ask(http, controller, "POST", "/check", body=hello), "POST /check")
+    verdict = answer.object()
+    admitted, retry, reason = verdict.get("admitted"), verdict.get("retry"), verdict.get("reason")
+    if admitted is True:
+        say(f"{controller.shown} would admit this host: ranks {spans(_fields(answer).counts('ranks'))}")
+        return OK
+    if admitted is not False or not isinstance(retry, bool) or not isinstance(reason, str):
+        raise foreign(controller, "its verdict is neither an admission nor a refusal with its reason")
+    hope = "a later attempt may be admitted" if retry else "no retry can fix it"
+    say(f"{controller.shown} would refuse this host: {_shown(reason)} ({hope})")
+    return REFUSED if retry else REFUSED_FOR_GOOD
+
+
+async def _ask_state(http: HTTPClient, controller: Controller) -> tuple[Answer, State]:
+    answer = await ask(http, controller, "GET", "/state.json", limit=MAX_STATE)
+    if answer.code != 200:
+        raise foreign(controller, f"GET /state.json gets status {answer.code}")
+    return answer, parse_state(answer.object())
+
+
+def _show(answer: Answer, state: State, say: Say, as_json: bool) -> None:
+    for line in [answer.text()] if as_json else state_lines(answer.controller.shown, state):
+        say(line)
+
+
+def _still(state: State) -> State:
+    """The state without what time alone changes."""
+    return replace(
+        state,
+        window_remaining_secs=None if state.window_remaining_secs is None else 0,
+        cap_remaining_secs=None if state.cap_remaining_secs is None else 0,
+    )
+
+
+def _approved(answer: Answer, endpoint: str) -> Answer:
+    """The answer, if the controller says yes; else RefusedError or ForeignAnswerError."""
+    if answer.code == 200:
+        return answer
+    controller = answer.controller
+    if answer.code == 404:
+        raise RefusedError(
+            f"{controller.shown} does not know {endpoint} (status 404): it is an older controller, "
+            "or flodl's own launcher"
+        )
+    error = answer.object().get("error")
+    if not isinstance(error, str):
+        raise foreign(controller, f"status {answer.code} without a reason")
+    hint = ""
+    if answer.code == 403 and controller.token is None:
+        hint = "; give the token with --token-file FILE or FLODL_JOIN_TOKEN"
+    raise RefusedError(f"{controller.shown} refuses: {_shown(error)}{hint}")
+
+
+def _shown(text: str) -> str:
+    return cut(printable(text), MAX_CHARS)
+
+
+def _require(answer: Answer, key: str) -> None:
+    """Fail unless the answer says that it is done."""
+    if answer.object().get(key) is not True:
+        raise foreign(answer.controller, f"status 200, and {key} is not true")
+
+
+def _fields(answer: Answer) -> Fields:
+    return Fields(answer.object(), "its answer")

@@ -1,0 +1,268 @@
+"""One question over HTTP: each way of getting no answer has its sentence, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+from treq.client import HTTPClient
+from twisted.internet import error
+from twisted.internet.defer import CancelledError, Deferred, fail
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import ResponseNeverReceived
+
+from flodl_tw.asking import Answer, Controller, ForeignAnswerError, NoAnswerError, ask
+from flodl_tw.http_client import make_http
+from tests.pumped import TOKEN
+
+OK = b"HTTP/1.1 200 OK\r\n"
+WHAT_TO_CHECK = (
+    "; check that the controller runs, its address and its port "
+    "(29500 unless it was told otherwise; flodl's own launcher has 1337)"
+)
+
+
+class Dialed:
+    """A real client on a reactor in memory, with one question under way."""
+
+    def __init__(self, controller: Controller, *, method: str = "GET", **options: Any) -> None:
+        self.reactor = MemoryReactorClock()
+        question = ask(make_http(self.reactor), controller, method, "/state.json", **options)
+        self.answer: Deferred[Answer] = Deferred.fromCoroutine(question)
+
+    def connect(self) -> None:
+        """The dial succeeds."""
+        factory = self.reactor.tcpClients[-1][2]
+        self.protocol = factory.buildProtocol(None)
+        self.transport = StringTransport()
+        self.transport.abortConnection = lambda: self.lose(error.ConnectionAborted())
+        self.protocol.makeConnection(self.transport)
+
+    def sent(self) -> bytes:
+        """The request."""
+        data: bytes = self.transport.value()
+        return data
+
+    def receive(self, data: bytes) -> None:
+        """Bytes of an answer."""
+        self.protocol.dataReceived(data)
+
+    def lose(self, why: Exception) -> None:
+        """The connection ends."""
+        self.protocol.connectionLost(Failure(why))
+
+
+class AskTestCase(SynchronousTestCase):
+    here = Controller("127.0.0.1", 29500, None)
+
+    def dial(self, controller: Controller | None = None, **options: Any) -> Dialed:
+        dialed = Dialed(controller or self.here, **options)
+        dialed.connect()
+        return dialed
+
+    def foreign(self, dialed: Dialed) -> str:
+        """What is said of an answer that is not a controller's."""
+        return str(self.failureResultOf(dialed.answer, ForeignAnswerError).value)
+
+    def no_answer(self, dialed: Dialed) -> str:
+        """Why there is no answer, without what to check."""
+        text = str(self.failureResultOf(dialed.answer, NoAnswerError).value)
+        self.assertTrue(text.endswith(WHAT_TO_CHECK), text)
+        return text.removesuffix(WHAT_TO_CHECK)
+
+
+class RequestTests(AskTestCase):
+    def test_a_question_in_full(self) -> None:
+        head, _, body = self.dial().sent().partition(b"\r\n\r\n")
+        first, *headers = head.split(b"\r\n")
+        self.assertEqual((first, body), (b"GET /state.json HTTP/1.1", b""))
+        self.assertEqual(sorted(headers), [b"Accept: application/json", b"Connection: close", b"Host: 127.0.0.1:29500"])
+
+    def test_the_token_goes_in_a_header_of_a_post_alone(self) -> None:
+        told = Controller("ctl", 29500, TOKEN)
+        sent = self.dial(told, method="POST", body={"a": "ü"}).sent()
+        self.assertIn(b"\r\nAuthorization: Bearer 00112233445566778899aabbccddeeff\r\n", sent)
+        self.assertNotIn(TOKEN.hex().encode(), sent.split(b"\r\n")[0])
+        self.assertTrue(sent.endswith(b'\r\n\r\n{"a":"\\u00fc"}'), sent)
+        self.assertNotIn(b"Authorization", self.dial(told).sent())
+        self.assertNotIn(b"Authorization", self.dial(method="POST").sent())
+        self.assertNotIn(TOKEN.hex(), repr(told))
+
+    def test_any_host_is_named_as_http_wants_it(self) -> None:
+        for host, url, header in (
+            ("ctl", "http://ctl:29500", b"ctl:29500"),
+            ("10.0.0.7", "http://10.0.0.7:29500", b"10.0.0.7:29500"),
+            ("::1", "http://[::1]:29500", b"[::1]:29500"),
+            ("fe80::1%eth0", "http://[fe80::1%eth0]:29500", b"[fe80::1]:29500"),
+            ("bücher.example", "http://xn--bcher-kva.example:29500", b"xn--bcher-kva.example:29500"),
+        ):
+            controller = Controller(host, 29500, None)
+            self.assertEqual(controller.url, url)
+            self.assertIn(b"\r\nHost: " + header + b"\r\n", self.dial(controller).sent())
+
+    def test_a_name_that_is_none_dials_nobody(self) -> None:
+        for host in ("a?b", "a b", "user@ctl", "a#b", "x" * 64, "a..b", "a\nb", ""):
+            dialed = Dialed(Controller(host, 29500, None))
+            self.assertEqual(dialed.reactor.tcpClients, [])
+            self.assertIn("the name is none that can be looked up", self.no_answer(dialed))
+
+    def test_each_question_is_a_connection_of_its_own(self) -> None:
+        reactor = MemoryReactorClock()
+        http = make_http(reactor)
+        for count in (1, 2):
+            Deferred.fromCoroutine(ask(http, self.here, "GET", "/"))
+            self.assertEqual(len(reactor.tcpClients), count)
+
+    def test_no_proxy_of_the_environment_is_asked(self) -> None:
+        import os
+
+        self.addCleanup(os.environ.pop, "http_proxy", None)
+        os.environ["http_proxy"] = "http://127.0.0.1:3128"
+        dialed = Dialed(self.here)
+        self.assertEqual(dialed.reactor.tcpClients[0][:2], ("127.0.0.1", 29500))
+
+
+class AnswerTests(AskTestCase):
+    def test_an_answer_in_pieces(self) -> None:
+        dialed = self.dial()
+        for byte in OK + b"Content-Length: 4\r\n\r\n[12]":
+            dialed.receive(bytes((byte,)))
+        self.assertEqual(self.successResultOf(dialed.answer), Answer(self.here, 200, b"[12]"))
+
+    def test_what_ended_the_connection_is_said(self) -> None:
+        for before in (b"", b"HTTP/1.1 200", OK + b"Content-Length: 9\r\n\r\n{"):
+            for why, text in (
+                (error.ConnectionDone(), "it closed the connection without a whole answer"),
+                (error.ConnectionLost(), "the connection was reset"),
+            ):
+                dialed = self.dial()
+                dialed.receive(before)
+                dialed.lose(why)
+                self.assertEqual(self.no_answer(dialed), f"nothing answers at 127.0.0.1:29500: {text}")
+
+    def test_what_is_no_http_is_said(self) -> None:
+        for data in (
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            b"\xe3\x17\x0d\xf1\r\n",
+            OK + b"Content-Length: x\r\n\r\n",
+            OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        ):
+            dialed = self.dial()
+            try:
+                dialed.receive(data)
+            except ValueError as broken:
+                # A reactor ends a connection whose protocol raises.
+                dialed.lose(broken)
+            else:
+                self.assertTrue(dialed.transport.disconnecting)
+                dialed.lose(error.ConnectionDone())
+            self.assertEqual(
+                self.foreign(dialed), "127.0.0.1:29500 answers, but not as a controller does: what it sends is not HTTP"
+            )
+            self.flushLoggedErrors()
+
+    def test_a_longer_answer_than_is_read_is_given_up(self) -> None:
+        for announced in (b"Content-Length: 1000000\r\n\r\n", b"\r\n"):
+            dialed = self.dial(limit=1000)
+            dialed.receive(OK + announced + b"x" * 1000)
+            self.assertNoResult(dialed.answer)
+            dialed.receive(b"x")
+            self.assertIn("its answer is longer than 1000 bytes", self.foreign(dialed))
+            self.assertTrue(dialed.transport.disconnecting)
+
+    def test_nothing_compressed_is_asked_for_or_taken(self) -> None:
+        dialed = self.dial()
+        self.assertNotIn(b"gzip", dialed.sent())
+        bomb = gzip.compress(b"x" * 100_000)
+        dialed.receive(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb)
+        self.assertEqual(self.successResultOf(dialed.answer).body, bomb)
+
+    def test_a_redirect_is_not_followed(self) -> None:
+        dialed = self.dial(Controller("ctl", 29500, TOKEN), method="POST")
+        dialed.receive(b"HTTP/1.1 307 Go\r\nLocation: http://10.9.9.9:1/\r\nContent-Length: 0\r\n\r\n")
+        self.assertEqual(self.successResultOf(dialed.answer).code, 307)
+        self.assertEqual(len(dialed.reactor.tcpClients), 1)
+
+    def test_what_is_no_json_object_is_said(self) -> None:
+        for body, text in (
+            (b"", "status 200, and no JSON: an empty body"),
+            (b"<html>\x1b[2J</html>", "status 200, and no JSON: <html>\\x1b[2J</html>"),
+            (b"[" * 100_000, "status 200, and no JSON: " + "[" * 59 + "…"),
+            (b"9" * 5000, "status 200, and no JSON: " + "9" * 59 + "…"),
+            (b"[1]", "status 200, and JSON that is no object"),
+            (b'{"a": "\xff"}', "byte 7 of its answer is not UTF-8"),
+        ):
+            with self.assertRaises(ForeignAnswerError) as caught:
+                Answer(self.here, 200, body).object()
+            self.assertEqual(str(caught.exception), f"127.0.0.1:29500 answers, but not as a controller does: {text}")
+
+
+class TimeTests(AskTestCase):
+    def test_a_dial_has_five_seconds(self) -> None:
+        dialed = Dialed(self.here)
+        dialed.reactor.advance(4.9)
+        self.assertNoResult(dialed.answer)
+        dialed.reactor.advance(0.1)
+        self.assertIn("no connection within 5 s", self.no_answer(dialed))
+
+    def test_an_answer_has_ten_seconds_from_the_dial_on(self) -> None:
+        for before in (b"", OK, OK + b"Content-Length: 100\r\n\r\n"):
+            dialed = Dialed(self.here)
+            dialed.reactor.advance(4)
+            dialed.connect()
+            dialed.receive(before)
+            for _ in range(5):
+                dialed.reactor.advance(1)
+                if before:
+                    dialed.receive(b"x")
+                self.assertNoResult(dialed.answer)
+            dialed.reactor.advance(1)
+            self.assertIn("no whole answer within 10 s", self.no_answer(dialed))
+            self.assertEqual(dialed.reactor.getDelayedCalls(), [])
+
+    def test_an_answer_leaves_no_call_behind(self) -> None:
+        dialed = self.dial()
+        dialed.receive(OK + b"Content-Length: 2\r\n\r\n{}")
+        self.successResultOf(dialed.answer)
+        dialed.lose(error.ConnectionDone())
+        self.assertEqual(dialed.reactor.getDelayedCalls(), [])
+
+    def test_a_question_that_is_cancelled_says_so_wherever_it_is(self) -> None:
+        for before in (None, b"", OK + b"Content-Length: 100\r\n\r\nx"):
+            dialed = Dialed(self.here)
+            if before is not None:
+                dialed.connect()
+                dialed.receive(before)
+            dialed.answer.cancel()
+            self.failureResultOf(dialed.answer, CancelledError)
+
+
+class FailingAgent:
+    """An agent whose every request fails."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+
+    def request(self, *request: Any) -> Deferred[Any]:
+        return fail(self.why)
+
+
+class ReasonTests(AskTestCase):
+    def test_each_reason_in_words(self) -> None:
+        for why, text in (
+            (error.ConnectionRefusedError(), "the connection was refused"),
+            (error.TimeoutError(), "no connection within 5 s"),
+            (error.TCPTimedOutError(), "no connection within 5 s"),
+            (error.DNSLookupError("no results"), "the name is unknown"),
+            (error.UnknownHostError(), "the name is unknown"),
+            (error.NoRouteError(), "there is no route to it"),
+            (error.ConnectionLost(), "the connection was reset"),
+            (ResponseNeverReceived([Failure(error.ConnectionLost())]), "the connection was reset"),
+            (OSError(101, "Network is unreachable\x1b"), "[Errno 101] Network is unreachable\\x1b"),
+        ):
+            http = HTTPClient(FailingAgent(why))
+            question: Deferred[Answer] = Deferred.fromCoroutine(ask(http, Controller("ctl", 1, None), "GET", "/"))
+            said = str(self.failureResultOf(question, NoAnswerError).value)
+            self.assertEqual(said, f"nothing answers at ctl:1: {text}{WHAT_TO_CHECK}")

@@ -1,0 +1,175 @@
+"""The state in a terminal: aligned, escaped, cut, and refused where it is no state."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from flodl_tw.glance import MOST_HOSTS, ShapeError, duration, parse_state, spans, state_lines
+
+H100 = "NVIDIA H100 (80GB, sm_90)"
+NUL = "\x00"
+
+
+def a_member(host: str = "gpu-a", ranks: list[int] | None = None, **fields: Any) -> dict[str, Any]:
+    """A member's object."""
+    ranks = list(range(8)) if ranks is None else ranks
+    base = {"host": host, "ranks": ranks, "local_devices": list(range(len(ranks))), "gpus": [H100] * len(ranks)}
+    return {**base, "libtorch": "precompiled/cu128", "joined_at_secs": 12, **fields}
+
+
+def a_state(**fields: Any) -> dict[str, Any]:
+    """A state's object: a window that is held for the operator, with its quorum."""
+    base = {
+        "phase": "staging",
+        "joined_ranks": 9,
+        "joined_hosts": 2,
+        "min_rank_start": 4,
+        "target_ranks": None,
+        "window_remaining_secs": 292,
+        "cap_remaining_secs": 592,
+        "start_mode": "manual",
+        "start_armed": False,
+        "members": [a_member(), a_member("node-with-a-long-name", [8], joined_at_secs=3725)],
+    }
+    return {**base, **fields}
+
+
+def shown(**fields: Any) -> list[str]:
+    """The lines of such a state."""
+    return state_lines("ctl:29500", parse_state(a_state(**fields)))
+
+
+class StateLinesTests(unittest.TestCase):
+    def test_a_run_that_waits_for_its_operator(self) -> None:
+        self.assertEqual(
+            shown(),
+            [
+                "The run at ctl:29500 is staging: there is a quorum, and the operator may start it.",
+                "  joined    9 ranks of 2 hosts; quorum 4 (met)",
+                "  window    held for the operator's start",
+                "  hard cap  the run fails in 9 min 52 s if no world has formed",
+                "  start     manual, not armed",
+                "",
+                "HOST                   RANKS  DEVICES  GPUS                           LIBTORCH           JOINED AFTER",
+                "gpu-a                  0-7    0-7      8 x NVIDIA H100 (80GB, sm_90)  precompiled/cu128  12 s",
+                "node-with-a-long-name  8      0        NVIDIA H100 (80GB, sm_90)      precompiled/cu128  1 h 2 min",
+            ],
+        )
+
+    def test_an_empty_window(self) -> None:
+        nobody = {"phase": "waiting", "joined_ranks": 0, "joined_hosts": 0, "members": []}
+        self.assertEqual(
+            shown(**nobody, target_ranks=16, start_mode="auto", cap_remaining_secs=5),
+            [
+                "The run at ctl:29500 is waiting: the window is open.",
+                "  joined    0 ranks of 0 hosts; quorum 4 (not met), target 16",
+                "  window    closes in 4 min 52 s, if there is a quorum by then",
+                "  hard cap  the run fails in 5 s if no world has formed",
+                "  start     auto, not armed",
+            ],
+        )
+
+    def test_a_window_says_what_becomes_of_it(self) -> None:
+        table = (
+            ("auto", 292, 9, "closes in 4 min 52 s, with the quorum that there is"),
+            ("hybrid", 0, 1, "closes in 0 s, if there is a quorum by then"),
+            ("auto", None, 1, "past: the world forms as soon as there is a quorum"),
+            ("manual", None, 9, "held for the operator's start"),
+        )
+        for mode, left, ranks, text in table:
+            with self.subTest(text):
+                lines = shown(start_mode=mode, window_remaining_secs=left, joined_ranks=ranks, phase="waiting")
+                self.assertIn(f"  window    {text}", lines)
+
+    def test_a_closed_window_has_no_countdown(self) -> None:
+        for phase in ("forming", "training", "done", "failed"):
+            lines = shown(phase=phase, window_remaining_secs=None, cap_remaining_secs=None, start_armed=True)
+            self.assertEqual([line.split()[0] for line in lines[1:3]], ["joined", "start"], phase)
+            self.assertIn("manual, armed", lines[2])
+
+    def test_a_launcher_that_knows_no_start_is_shown_without(self) -> None:
+        state = a_state()
+        del state["start_mode"], state["start_armed"]
+        lines = state_lines("ctl:1337", parse_state(state))
+        self.assertFalse([line for line in lines if line.startswith("  start")])
+
+    def test_keys_that_nobody_knows_are_passed_over(self) -> None:
+        self.assertEqual(shown(more=[1]), shown())
+
+    def test_what_a_host_says_cannot_reach_the_terminal(self) -> None:
+        evil = "\x1b[31mred\r\n\u202e\ud800" + NUL
+        member = a_member(evil, [0], gpus=[evil], libtorch=evil)
+        text = "\n".join(shown(phase=evil, start_mode=evil, members=[member]))
+        self.assertTrue(text.replace("\n", "").isprintable())
+        self.assertIn("\\x1b[31mred\\r\\n\\u202e\\ud800\\x00", text)
+        text.encode()
+
+    def test_long_texts_are_cut(self) -> None:
+        member = a_member("h" * 300, list(range(0, 400, 2)), gpus=["g" * 300] * 4, libtorch="l" * 300)
+        lines = shown(members=[member])
+        self.assertLess(len(lines[-1]), 250)
+        self.assertEqual(lines[-1].count("…"), 4)
+
+    def test_mixed_gpus_are_counted_each(self) -> None:
+        lines = shown(members=[a_member(gpus=[H100, "A100", "A100"], ranks=[0, 1, 2])])
+        self.assertIn(f"  {H100}, 2 x A100  ", lines[-1])
+
+    def test_a_host_without_gpus_or_libtorch_has_dashes(self) -> None:
+        lines = shown(members=[a_member(gpus=[], libtorch="", ranks=[])])
+        self.assertEqual(lines[-1].split(), ["gpu-a", "-", "-", "-", "-", "12", "s"])
+
+    def test_a_large_world_is_cut_and_says_so(self) -> None:
+        for more, said in (
+            (0, []),
+            (1, ["and 1 more host: --json has them"]),
+            (9, ["and 9 more hosts: --json has them"]),
+        ):
+            members = [a_member(f"h{number}", [number]) for number in range(MOST_HOSTS + more)]
+            lines = shown(members=members)
+            self.assertEqual(lines[6 + 1 + MOST_HOSTS :], said)
+            self.assertTrue(lines[6 + MOST_HOSTS].startswith(f"h{MOST_HOSTS - 1} "))
+
+
+class ParseTests(unittest.TestCase):
+    def test_what_is_no_state_says_where(self) -> None:
+        table: tuple[tuple[object, str], ...] = (
+            ([], "its state is no object"),
+            ({}, "in its state, phase is no text"),
+            (a_state(phase=7), "in its state, phase is no text"),
+            (a_state(joined_ranks=-1), "in its state, joined_ranks is no count"),
+            (a_state(joined_ranks=True), "in its state, joined_ranks is no count"),
+            (a_state(joined_hosts=1.5), "in its state, joined_hosts is no count"),
+            (a_state(min_rank_start=10**18), "in its state, min_rank_start is no count"),
+            (a_state(target_ranks="8"), "in its state, target_ranks is no count"),
+            (a_state(cap_remaining_secs=[]), "in its state, cap_remaining_secs is no count"),
+            (a_state(start_mode=1), "in its state, start_mode is no text"),
+            (a_state(start_armed="no"), "in its state, start_armed is neither true nor false"),
+            (a_state(members={}), "in its state, members is no list"),
+            (a_state(members=[[]]), "a member is no object"),
+            (a_state(members=[a_member(ranks="0-7")]), "in a member, ranks is no list"),
+            (a_state(members=[a_member(local_devices=[None])]), "in a member, local_devices is no list of counts"),
+            (a_state(members=[a_member(gpus=[1])]), "in a member, gpus is no list of texts"),
+            (a_state(members=[a_member(joined_at_secs=None)]), "in a member, joined_at_secs is no count"),
+        )
+        for value, text in table:
+            with self.subTest(text), self.assertRaises(ShapeError) as caught:
+                parse_state(value)
+            self.assertEqual(str(caught.exception), text)
+
+
+class WordsTests(unittest.TestCase):
+    def test_spans(self) -> None:
+        for numbers, text in (
+            ([], "-"),
+            ([3], "3"),
+            ([0, 1], "0-1"),
+            ([0, 1, 2, 7, 9, 10], "0-2, 7, 9-10"),
+            ([2, 1, 0], "2, 1, 0"),
+            ([5, 5], "5, 5"),
+        ):
+            self.assertEqual(spans(numbers), text)
+
+    def test_durations(self) -> None:
+        for secs, text in ((0, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (3600, "1 h 0 min")):
+            self.assertEqual(duration(secs), text)
