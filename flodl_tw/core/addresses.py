@@ -23,6 +23,9 @@ _PRIVATE: Final = tuple(
     )
 )
 
+MAX_HOST_CHARS: Final = 253
+MAX_PORT: Final = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -50,3 +53,31 @@ def classify(host: str) -> Address:
 def show_endpoint(host: str, port: int) -> str:
     """``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+DEFAULT_PORT: Final = 29500
+"""Where a controller listens unless it is told otherwise."""
+
+
+def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Host and port of ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` or a bare IPv6 address.
+
+    Raises ValueError with a text that names what is wrong.
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{text!r} has no ] before its port: write [ADDRESS]:PORT")
+        port = rest[1:] if rest else None
+    elif text.count(":") > 1:
+        host, port = text, None
+    else:
+        host, colon, number = text.partition(":")
+        port = number if colon else None
+    if not host or not host.isprintable() or any(map(str.isspace, host)) or len(host) > MAX_HOST_CHARS or "/" in host:
+        raise ValueError(f"{text!r} names no host: write HOST or HOST:PORT")
+    if port is None:
+        return host, default_port
+    if not (port.isascii() and port.isdecimal()) or len(port) > 5 or not 1 <= int(port) <= MAX_PORT:
+        raise ValueError(f"{text!r} has the port {port[:20]!r}, the limits are 1 and {MAX_PORT}: write HOST:PORT")
+    return host, int(port)

@@ -1,0 +1,249 @@
+"""One host's agent: it dials, joins, waits for the world, runs the host's ranks, and may begin again.
+
+``Agent._attempt`` is the story of one attempt, from the dial to its outcome.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+from typing import Any, Final
+
+from twisted.internet import defer
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+
+from flodl_tw.agent.children import Children
+from flodl_tw.agent.devices import Choice
+from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
+from flodl_tw.agent.environ import read_envelope, read_relay_spec, stale
+from flodl_tw.agent.host import HostRun, Places
+from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
+from flodl_tw.agent.logs import Logs
+from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, closed_silently, rejected, stopped, transient
+from flodl_tw.agent.output import Sink
+from flodl_tw.agent.processes import Guardian
+from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.core.ledger import rank_span
+from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
+from flodl_tw.limits import Limits, scaled
+
+REPLY_SECS: Final = 30
+"""What a controller has for its reply to a hello, and beyond the formation wait; scaled."""
+LEAST_DELAY: Final = 5.0
+MOST_DELAY: Final = 60.0
+"""Seconds between two attempts under ``--persist``: each failure doubles them."""
+LONG_RUN_SECS: Final = 120.0
+"""A run that lasted as long begins the delays anew."""
+ERR: Final = 2
+
+
+class Agent:
+    """The agent of one host.  ``choice`` has its devices, ``environ`` what its children inherit."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        settings: AgentSettings,
+        choice: Choice,
+        environ: Mapping[str, str],
+        *,
+        sink: Sink,
+        guardian: Guardian,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._reactor = reactor
+        self._settings = settings
+        self._choice = choice
+        self._environ = environ
+        self._sink = sink
+        self._guardian = guardian
+        self._limits = Limits.at(settings.scale)
+        self._jitter = jitter
+        self._logs = Logs(settings.log_dir, self.say)
+        self._dialer = Dialer(
+            reactor,
+            *settings.controller,
+            attempts=scaled(ATTEMPTS, settings.scale),
+            connect_secs=self._limits.connect,
+            say=self.say,
+            jitter=jitter,
+        )
+        self._host: HostRun | None = None
+        self._waiting: Deferred[Any] | None = None
+        self._stop: Outcome | None = None
+        self._ran_secs = 0.0
+
+    def say(self, line: str) -> None:
+        """A line of ours for people."""
+        printable = line if line.isprintable() else repr(line)[1:-1]
+        self._sink.write(ERR, f"flodl-tw: {self._settings.host}: {printable}\n".encode("utf-8", "backslashreplace"))
+
+    async def run(self) -> Outcome:
+        """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
+        delay = LEAST_DELAY
+        while True:
+            outcome: Outcome = await self._interruptible(self._attempt())
+            self.say(f"{outcome.text} (status {outcome.status})")
+            if not (self._settings.persist and outcome.retry) or self._stop is not None:
+                return outcome
+            if self._ran_secs >= LONG_RUN_SECS:
+                delay = LEAST_DELAY
+            self.say(f"dialing again in {delay:g} s (--persist)")
+            await self._interruptible(deferLater(self._reactor, delay))
+            if self._stop is not None:
+                return self._stop
+            delay = min(2 * delay, MOST_DELAY)
+
+    def signalled(self, number: int) -> None:
+        """A signal came to the agent: SIGTERM and SIGINT end it, any other is its ranks', where it has any."""
+        if number not in (SIGTERM, SIGINT) and self._host is not None:
+            self._host.signal(number)
+            return
+        if number in (SIGUSR1, SIGUSR2):
+            return
+        first, self._stop = self._stop, self._stop or stopped(number)
+        if self._host is not None:
+            self._host.end(self._stop)
+        elif first is None and self._waiting is not None:
+            self._waiting.cancel()
+
+    def pause(self) -> None:
+        """Read no more of the ranks' output for now."""
+        if self._host is not None:
+            self._host.children.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._host is not None:
+            self._host.children.resume()
+
+    async def _interruptible(self, step: Any) -> Any:
+        """Wait for a step that the first SIGTERM ends; it is given, or why we stop."""
+        self._waiting = step if isinstance(step, Deferred) else Deferred.fromCoroutine(step)
+        try:
+            return await self._waiting
+        except CancelledError:
+            if self._stop is None:
+                raise
+            return self._stop
+        finally:
+            self._waiting = None
+
+    async def _attempt(self) -> Outcome:
+        self._ran_secs = 0.0
+        link: JoinLink | None = None
+        try:
+            link, answer = await self._joined()
+            if not isinstance(answer, Accept):
+                return self._not_accepted(answer)
+            return await self._member(link, answer)
+        except DialError as error:
+            return transient(str(error))
+        except defer.TimeoutError:
+            return transient(f"{self._settings.endpoint} said nothing in time, though it holds the connection")
+        finally:
+            if link is not None:
+                link.close()
+                if self._stop is None and not link.ended:
+                    await link.gone
+
+    async def _joined(self) -> tuple[JoinLink, Event]:
+        """A link with the answer to its hello.  A hello that is closed without a word is sent again, a few times."""
+        hello = self._settings.hello(self._choice.devices, self._choice.libtorch)
+        factory = LinkFactory(partial(JoinLink, self._reactor, self._limits, hello, self._settings.token))
+        for time in range(SILENT_CLOSES):
+            if time:
+                self.say(f"{self._settings.endpoint} closed the hello without a reply; trying again")
+                await deferLater(self._reactor, PAUSE_SECS * (0.5 + self._jitter()))
+            link: JoinLink = await self._dialer.dial(factory)
+            link.greet()
+            try:
+                answer = await link.next(scaled(REPLY_SECS, self._settings.scale))
+            except BaseException:
+                link.close()
+                raise
+            if not isinstance(answer, LinkEnded) or answer.fault:
+                break
+        return link, answer
+
+    def _not_accepted(self, answer: Event) -> Outcome:
+        if isinstance(answer, Reject):
+            return rejected(answer.reason)
+        if not isinstance(answer, LinkEnded):
+            return transient(f"{self._settings.endpoint} answered a hello with {type(answer).__name__}")
+        if answer.fault:
+            return transient(f"{self._settings.endpoint} does not answer as a controller does: {answer.how}")
+        return closed_silently(self._settings.endpoint, has_token=self._settings.token is not None)
+
+    async def _member(self, link: JoinLink, accept: Accept) -> Outcome:
+        """From the Accept to the end: wait for the world, and live in it."""
+        count = len(self._choice.devices)
+        if len(accept.ranks) != count:
+            return transient(f"the controller gave {len(accept.ranks)} ranks for {count} devices")
+        wait = accept.formation_wait_secs
+        self.say(f"joined {self._settings.endpoint} with {shown_ranks(accept.ranks)}; the world forms within {wait} s")
+        # It is ready before the ranks are.
+        self._guardian.start()
+        event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self._settings.scale))
+        if isinstance(event, Abort):
+            return transient(f"the run was aborted: {event.reason}")
+        if isinstance(event, LinkEnded):
+            return transient(f"the controller ended the link before the world formed ({event.how})")
+        if not isinstance(event, WorldFormed):
+            return transient(f"the controller sent {type(event).__name__} where the world was due")
+        try:
+            places = self._places(event)
+        except ValueError as error:
+            return transient(f"the controller's world cannot be used: {error}")
+        return await self._live(link, places)
+
+    def _places(self, formed: WorldFormed) -> Places:
+        settings = self._settings
+        seat = read_envelope(
+            formed.envelope_hex,
+            devices=len(self._choice.devices),
+            dialed=settings.controller,
+            data_path=settings.data_path,
+            gpu_ram_share=settings.gpu_ram_share,
+        )
+        relay = formed.relay_spec_hex
+        return Places(
+            self._choice.devices, seat, None if relay is None else read_relay_spec(relay, settings.controller)
+        )
+
+    async def _live(self, link: JoinLink, places: Places) -> Outcome:
+        seat = places.seat
+        self.say(
+            f"the world has formed: {counted(seat.world_size, 'rank')} on {counted(seat.num_workers, 'host')}, "
+            f"here {shown_ranks(seat.ranks)}"
+        )
+        names = stale(self._environ)
+        if names:
+            self.say(f"another launcher's variables are replaced or removed for the ranks: {', '.join(names)}")
+        if seat.group is None:
+            self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
+        started = self._reactor.seconds()
+        make = partial(Children, self._reactor, self._guardian, self._sink, self._settings.stop_grace, say=self.say)
+        self._host = HostRun(self._reactor, self._settings, places, link, make, self._logs, self._environ, self.say)
+        try:
+            self._host.start()
+            outcome = await self._host.done
+        finally:
+            self._host = None
+            self._ran_secs = self._reactor.seconds() - started
+        return outcome
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def shown_ranks(ranks: tuple[int, ...]) -> str:
+    """A host's ranks for people; they are contiguous where a controller of ours gave them."""
+    if ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+        return rank_span(range(ranks[0], ranks[0] + len(ranks)))
+    return f"ranks {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"

@@ -1,0 +1,208 @@
+"""A host's children together: their output, their exits, and the end of all that they started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from signal import SIGKILL, SIGTERM
+from typing import Any, Final
+
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from flodl_tw.agent.output import LineCutter, Sink
+from flodl_tw.agent.processes import Guardian, SessionProcess, spawn
+
+PARTIAL_SECS: Final = 1.0
+"""How long an unfinished line waits for its end."""
+DRAIN_SECS: Final = 2.0
+"""What output has to arrive in after everything of the host has ended; a process that got away may hold it open."""
+POLL_SECS: Final = 0.1
+"""How often sessions that are ending are looked at."""
+KERNEL_SECS: Final = 30.0
+"""After SIGKILL: a process that is still there waits in the kernel, and is given up."""
+
+OUT: Final = 1
+ERR: Final = 2
+
+
+class Child(ProcessProtocol):
+    """One child: a rank or the relay.  ``files`` are descriptors that get its bytes as they are."""
+
+    def __init__(self, children: Children, name: str, prefix: str, files: Mapping[int, int]) -> None:
+        self.name = name
+        self.process: SessionProcess | None = None
+        self.session = 0
+        """The id of its session: its first process's."""
+        self.running = True
+        self.ended = False
+        """Whether its output has ended, too."""
+        self._children = children
+        self._files = files
+        self._cutters = {number: LineCutter(prefix.encode("utf-8", "surrogateescape")) for number in (OUT, ERR)}
+        self._timers: dict[int, IDelayedCall] = {}
+
+    def childDataReceived(self, number: int, data: bytes) -> None:
+        if number in self._files:
+            self._children.sink.write(self._files[number], data)
+        cutter = self._cutters[number]
+        lines = cutter.feed(data)
+        if lines:
+            self._children.sink.write(number, lines)
+        timer = self._timers.get(number)
+        if timer is not None and timer.active():
+            if not lines:
+                return
+            # Another line has begun, and waits from now on.
+            timer.cancel()
+        if cutter.partial:
+            self._timers[number] = self._children.clock.callLater(PARTIAL_SECS, self._flush, number)
+
+    def processExited(self, reason: Failure) -> None:
+        self.running = False
+        value: Any = reason.value
+        code = -value.signal if value.signal else value.exitCode or 0
+        self._children.child_exited(self, code)
+
+    def processEnded(self, reason: Failure) -> None:
+        self.ended = True
+        for timer in self._timers.values():
+            if timer.active():
+                timer.cancel()
+        for number, cutter in self._cutters.items():
+            self._children.sink.write(number, cutter.end())
+
+    def _flush(self, number: int) -> None:
+        self._children.sink.write(number, self._cutters[number].flush_partial())
+
+
+class Children:
+    """The children of one host in one world.
+
+    ``exited`` gets each child and its exit code (-N for signal N) at once;
+    ``all_gone`` is called after the last, when no process of their sessions
+    is left.  ``grace`` is in seconds, from SIGTERM to SIGKILL.
+    """
+
+    def __init__(
+        self,
+        clock: Any,
+        guardian: Guardian,
+        sink: Sink,
+        grace: float,
+        *,
+        exited: Callable[[Child, int], None],
+        all_gone: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.clock = clock
+        self.sink = sink
+        self._guardian = guardian
+        self._grace = grace
+        self._exited = exited
+        self._all_gone = all_gone
+        self._say = say
+        self._children: list[Child] = []
+        self._sessions: set[int] = set()
+        self._kill_at: float | None = None
+        self._poll: IDelayedCall | None = None
+
+    def start(
+        self, name: str, prefix: str, words: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int]
+    ) -> Child:
+        """Start one child; OSError where the system has no room for it."""
+        child = Child(self, name, prefix, files)
+        child.process = spawn(self.clock, self._guardian, child, words, environ)
+        child.session = child.process.pid or 0
+        self._children.append(child)
+        self._sessions.add(child.session)
+        return child
+
+    @property
+    def running(self) -> int:
+        """How many children have not exited."""
+        return sum(child.running for child in self._children)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to each child itself: what it started may not expect it."""
+        for child in self._children:
+            if child.running:
+                with suppress(OSError):
+                    os.kill(child.session, number)
+
+    def stop(self, only: Child | None = None) -> None:
+        """SIGTERM to every session (to one child's, where given), SIGKILL after the grace."""
+        only_sessions = None if only is None else {only.session}
+        self._guardian.sessions.signal(SIGTERM, only_sessions or self._sessions)
+        if self._kill_at is None:
+            self._kill_at = self.clock.seconds() + self._grace
+        self._watch()
+
+    def kill(self) -> None:
+        """The grace is over now."""
+        self._kill_at = self.clock.seconds()
+        self._watch()
+
+    def pause(self) -> None:
+        """Leave output where it is: nobody takes it from us."""
+        for child in self._children:
+            if child.process is not None and not child.ended:
+                child.process.pauseProducing()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        for child in self._children:
+            if child.process is not None and not child.ended:
+                child.process.resumeProducing()
+
+    def child_exited(self, child: Child, code: int) -> None:
+        """Called by a child when it was reaped."""
+        self._guardian.leader_gone(child.session)
+        self._exited(child, code)
+        if not self.running:
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._poll is None or not self._poll.active():
+            self._poll = self.clock.callLater(0, self._look)
+
+    def _look(self) -> None:
+        left = {
+            session: pids for session, pids in self._guardian.sessions.processes().items() if session in self._sessions
+        }
+        now = self.clock.seconds()
+        if not left and not self.running:
+            self._drain()
+            return
+        if self._kill_at is None and not self.running:
+            count = sum(map(len, left.values()))
+            self._say(f"the ranks have exited and left {count} processes behind: ending them")
+            self.stop()
+            return
+        if self._kill_at is not None and now >= self._kill_at:
+            if now >= self._kill_at + KERNEL_SECS:
+                self._say(f"giving up processes that even SIGKILL does not end: {sorted(chain(*left.values()))}")
+                self._drain()
+                return
+            self._guardian.sessions.signal(SIGKILL, self._sessions)
+        if self._kill_at is not None:
+            self._poll = self.clock.callLater(POLL_SECS, self._look)
+
+    def _drain(self) -> None:
+        for session in self._sessions:
+            self._guardian.forget(session)
+        self._poll = self.clock.callLater(0, self._drained, self.clock.seconds() + DRAIN_SECS)
+
+    def _drained(self, deadline: float) -> None:
+        open_ones = [child for child in self._children if not child.ended]
+        if open_ones and self.clock.seconds() < deadline:
+            self._poll = self.clock.callLater(POLL_SECS / 4, self._drained, deadline)
+            return
+        for child in open_ones:
+            if child.process is not None:
+                child.process.loseConnection()
+                child.processEnded(Failure(Exception()))
+        self._all_gone()

@@ -1,0 +1,159 @@
+"""A host's time in one world: its ranks are started, watched and reported, and everything is ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
+
+from flodl_tw.agent.children import Child, Children
+from flodl_tw.agent.devices import Device
+from flodl_tw.agent.environ import Seat, rank_environ, relay_environ
+from flodl_tw.agent.link import Event, JoinLink, LinkEnded
+from flodl_tw.agent.logs import Logs
+from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, rank_failed, transient
+from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.core.exits import exit_text
+from flodl_tw.core.messages import Abort
+
+RELAY_SECS: Final = 5.0
+"""What a relay has to end by itself after the last rank."""
+EARLY_SECS: Final = 5.0
+"""After an exit with 0, while other ranks of the host run on: what an ordinary end never takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What one host has for one world: its devices, its seat, and the spec of its relay where there is one."""
+
+    devices: tuple[Device, ...]
+    seat: Seat
+    relay_spec_hex: str | None = None
+
+
+class HostRun:
+    """From WorldFormed to the end of the host's last process.
+
+    ``done`` gives the outcome: the first thing that went wrong, or that all
+    was clean.  ``environ`` is the agent's own.
+    """
+
+    def __init__(
+        self,
+        clock: Any,
+        settings: AgentSettings,
+        places: Places,
+        link: JoinLink,
+        make_children: Callable[..., Children],
+        logs: Logs,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.done: Deferred[Outcome] = Deferred()
+        self._clock = clock
+        self._settings = settings
+        self._places = places
+        self._link = link
+        self._logs = logs
+        self._environ = environ
+        self._say = say
+        self._ranks: dict[Child, int] = {}
+        """The index of each rank's child on this host."""
+        self._relay: Child | None = None
+        self._timers: list[IDelayedCall] = []
+        self._cause: Outcome | None = None
+        self._stopping = False
+        self.children = make_children(exited=self._exited, all_gone=self._all_gone)
+
+    def start(self) -> None:
+        """Start the relay, then the ranks; then listen to the link."""
+        seat = self._places.seat
+        words = self._settings.program
+        try:
+            if self._places.relay_spec_hex is not None:
+                environ = relay_environ(self._environ, self._places.relay_spec_hex, seat.host)
+                self._relay = self.children.start("the relay", f"[{seat.host}:relay] ", words, environ, {})
+            for index, (rank, device) in enumerate(zip(seat.ranks, self._places.devices, strict=True)):
+                environ = rank_environ(self._environ, seat, index, device.mask)
+                prefix = f"[{seat.host}:r{rank}] "
+                child = self.children.start(f"rank {rank}", prefix, words, environ, self._logs.files(rank))
+                self._ranks[child] = index
+        except OSError as error:
+            self.end(transient(f"the system cannot start another process: {error.strerror}"))
+        self._link.deliver_to(self._heard)
+        if not self.children.running:
+            self._all_gone()
+
+    def end(self, cause: Outcome) -> None:
+        """End every process of this host; the first cause is the outcome.  A second call shortens the grace."""
+        if self._stopping:
+            self._say("asked again: the grace is over")
+            self.children.kill()
+            return
+        self._note(cause)
+        self._stopping = True
+        if self.children.running:
+            self._say(
+                f"{cause.text}: ending {self._still()} with SIGTERM, and SIGKILL in {self._settings.stop_grace:g} s"
+            )
+            self.children.stop()
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to every rank."""
+        self.children.signal(number)
+
+    def _still(self) -> str:
+        count = self.children.running
+        return f"{count} process{'' if count == 1 else 'es'}"
+
+    def _note(self, cause: Outcome) -> None:
+        self._cause = self._cause or cause
+
+    def _heard(self, event: Event) -> None:
+        if self._stopping:
+            return
+        if isinstance(event, Abort):
+            self.end(transient(f"the run was aborted: {event.reason}"))
+        elif isinstance(event, LinkEnded):
+            self.end(transient(f"the link to the controller has ended ({event.how})"))
+        else:
+            self.end(transient(f"the controller sent {type(event).__name__} in the middle of a run"))
+            self._link.close()
+
+    def _exited(self, child: Child, code: int) -> None:
+        if child is self._relay:
+            self._relay_exited(code)
+            return
+        index = self._ranks[child]
+        rank = self._places.seat.ranks[index]
+        self._link.report(self._link.talk.ranks[index], code)
+        others = sum(other.running for other in self._ranks)
+        self._say(f"rank {rank} exited with {exit_text(code)}")
+        if others and not code:
+            self._timers.append(self._clock.callLater(EARLY_SECS, self._left_early, rank))
+        if code and not self._stopping:
+            self._note(rank_failed(rank, code))
+        if not others and self._relay is not None and self._relay.running:
+            self._timers.append(self._clock.callLater(RELAY_SECS, self.children.stop, self._relay))
+
+    def _left_early(self, rank: int) -> None:
+        others = sum(other.running for other in self._ranks)
+        if others and not self._stopping:
+            self._say(f"rank {rank} left early: it exited with code 0, and {others} of this host's ranks run on")
+
+    def _relay_exited(self, code: int) -> None:
+        if any(child.running for child in self._ranks):
+            self.end(
+                transient(f"the relay exited with {exit_text(code)} while ranks run, and they cannot go on without")
+            )
+
+    def _all_gone(self) -> None:
+        if self.done.called:
+            return
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+        self.done.callback(self._cause or ALL_CLEAN)

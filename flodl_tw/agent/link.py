@@ -1,0 +1,136 @@
+"""The agent's end of a join connection: its hello, what the controller says, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+from flodl_tw import sockets
+from flodl_tw.core.host_talk import HostTalk
+from flodl_tw.core.messages import Hello, JoinMessage
+from flodl_tw.core.wire import WireError
+from flodl_tw.limits import CLOSE_GRACE, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnded:
+    """The connection is gone; ``how`` for people, ``fault`` where the controller sent what it may not."""
+
+    how: str
+    fault: bool = False
+
+
+Event = JoinMessage | LinkEnded
+
+
+class JoinLink(Protocol):
+    """One connection.  What happens on it comes in order: from ``next``, or to whom ``deliver_to`` names."""
+
+    def __init__(self, clock: IReactorTime, limits: Limits, hello: Hello, token: bytes | None) -> None:
+        self.talk = HostTalk(token=token)
+        self._clock = clock
+        self._limits = limits
+        self._hello = hello
+        self._events: list[Event] = []
+        self._waiter: Deferred[Event] | None = None
+        self._listener: Callable[[Event], None] | None = None
+        self._fault: str | None = None
+        self._forced: Any = None
+        self.ended = False
+        """Whether the connection is gone."""
+        self.gone: Deferred[None] = Deferred()
+        """Fires when it is."""
+
+    def connectionMade(self) -> None:
+        transport: Any = self.transport
+        transport.setTcpNoDelay(True)
+        sockets.tune_backend(transport, self._limits)
+        sockets.tune_link(transport, self._limits)
+
+    def greet(self) -> None:
+        """Send the hello.  Not at once: of several connections that came about together only one may speak."""
+        assert self.transport is not None
+        self.transport.write(self.talk.hello(self._hello))
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._fault is not None:
+            return
+        try:
+            messages = self.talk.feed(data)
+        except WireError as error:
+            self._fault = str(error)
+            self.close()
+            return
+        for message in messages:
+            self._happened(message)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
+        self.ended = True
+        if self._forced is not None and self._forced.active():
+            self._forced.cancel()
+        self.gone.callback(None)
+        if self._fault is not None:
+            self._happened(LinkEnded(f"closed by us, for {self._fault}", fault=True))
+        elif reason.check(ConnectionDone):
+            self._happened(LinkEnded("closed"))
+        else:
+            self._happened(LinkEnded("lost"))
+
+    def next(self, secs: float) -> Deferred[Event]:
+        """The next event; TimeoutError after ``secs`` without one."""
+        if self._events:
+            ready: Deferred[Event] = Deferred()
+            ready.callback(self._events.pop(0))
+            return ready
+        self._waiter = Deferred(self._given_up)
+        return self._waiter.addTimeout(secs, self._clock)
+
+    def deliver_to(self, listener: Callable[[Event], None]) -> None:
+        """Tell ``listener`` of every event from now on, those that wait included."""
+        self._listener = listener
+        while self._events:
+            listener(self._events.pop(0))
+
+    def report(self, rank: int, code: int) -> None:
+        """A rank of this host ended; ``rank`` as the Accept named it."""
+        if not self.ended and self.transport is not None:
+            self.transport.write(self.talk.exited(rank, code))
+
+    def close(self) -> None:
+        """Close once all is written, or after the grace by force."""
+        if self.ended or self._forced is not None:
+            return
+        transport: Any = self.transport
+        transport.loseConnection()
+        self._forced = self._clock.callLater(CLOSE_GRACE, transport.abortConnection)
+
+    def _given_up(self, waiter: Deferred[Event]) -> None:
+        self._waiter = None
+
+    def _happened(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener(event)
+        elif self._waiter is not None:
+            waiter, self._waiter = self._waiter, None
+            waiter.callback(event)
+        else:
+            self._events.append(event)
+
+
+class LinkFactory(Factory):
+    """Makes the one link of a dial; several addresses may be tried, and one wins."""
+
+    noisy = False
+
+    def __init__(self, make: Callable[[], JoinLink]) -> None:
+        self._make = make
+
+    def buildProtocol(self, addr: object) -> JoinLink:
+        return self._make()

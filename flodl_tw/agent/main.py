@@ -1,0 +1,118 @@
+"""Runs agents in a process of their own: the reactor, the signals, the one output, and the exit status."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.logger import FileLogObserver, FilteringLogObserver, LogLevel, LogLevelFilterPredicate, globalLogBeginner
+from twisted.python.failure import Failure
+
+from flodl_tw.agent.agent import Agent
+from flodl_tw.agent.devices import Choice
+from flodl_tw.agent.outcome import Outcome
+from flodl_tw.agent.output import Sink
+from flodl_tw.agent.processes import ENDING, PASSED_ON, Guardian
+from flodl_tw.agent.settings import AgentSettings
+
+FLUSH_SECS: Final = 5.0
+"""What a reader of our output has to take the rest of it."""
+ERR: Final = 2
+
+
+class Agents:
+    """One or more agents of this machine, that share guardian, output and signals."""
+
+    def __init__(self, reactor: Any, environ: Mapping[str, str], stop_grace: float) -> None:
+        self._reactor = reactor
+        self._environ = environ
+        self.sink = Sink(
+            pause=lambda: self._each(Agent.pause),
+            resume=lambda: self._each(Agent.resume),
+            from_thread=reactor.callFromThread,
+        )
+        self._guardian = Guardian(reactor, stop_grace, environ)
+        self._agents: list[Agent] = []
+
+    def add(self, settings: AgentSettings, choice: Choice) -> Agent:
+        """One more host."""
+        agent = Agent(self._reactor, settings, choice, self._environ, sink=self.sink, guardian=self._guardian)
+        self._agents.append(agent)
+        return agent
+
+    def say(self, line: str) -> None:
+        """A line of ours that is no single host's."""
+        self.sink.write(ERR, f"flodl-tw: {line}\n".encode("utf-8", "backslashreplace"))
+
+    async def run(self) -> list[Outcome]:
+        """All of them, until the last has ended; their outcomes in the order of ``add``."""
+        outcomes: list[Outcome] = await gatherResults(
+            [Deferred.fromCoroutine(agent.run()) for agent in self._agents], consumeErrors=True
+        )
+        return outcomes
+
+    def signalled(self, number: int) -> None:
+        """A signal came to this process."""
+        self._each(lambda agent: agent.signalled(number))
+
+    def close(self) -> None:
+        """After the last: let the guardian go, and write what is left to write.  It may block for a few seconds."""
+        self._guardian.close()
+        self.sink.close(FLUSH_SECS)
+
+    def _each(self, do: Callable[[Agent], None]) -> None:
+        for agent in self._agents:
+            do(agent)
+
+
+def run_reactor(reactor: Any, agents: Agents, main: Callable[[], Any], *, least_level: Any = LogLevel.warn) -> int:
+    """Run the reactor until ``main``'s coroutine gives an exit status; signals go to the agents.
+
+    Log events of ``least_level`` and above are shown among the agents' lines.
+    """
+    status = [1]
+
+    def finished(result: Any) -> None:
+        if isinstance(result, Failure):
+            agents.say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
+        else:
+            status[0] = result
+        reactor.stop()
+
+    def begin() -> None:
+        # After the reactor's own handlers; they only wake it, as its handlers do.
+        for number in (*ENDING, *PASSED_ON):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                # nohup, say.
+                continue
+            signal.signal(number, lambda received, frame: reactor.callFromThread(agents.signalled, received))
+        Deferred.fromCoroutine(main()).addBoth(finished)
+
+    _log_to(agents, least_level)
+    reactor.callWhenRunning(begin)
+    reactor.run()
+    agents.close()
+    return status[0]
+
+
+def _log_to(agents: Agents, least: Any) -> None:
+    """What Twisted itself has to say goes where our lines go."""
+
+    class Lines:
+        def write(self, text: str) -> None:
+            agents.sink.write(ERR, text.encode("utf-8", "backslashreplace"))
+
+        def flush(self) -> None:
+            pass
+
+    observer: Any = FileLogObserver(Lines(), _line)  # type: ignore[arg-type]
+    predicate = LogLevelFilterPredicate(least)
+    globalLogBeginner.beginLoggingTo([FilteringLogObserver(observer, [predicate])], redirectStandardIO=False)
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    from twisted.logger import eventAsText
+
+    return f"flodl-tw: {eventAsText(dict(event), includeTimestamp=False, includeSystem=False)}\n"

@@ -1,0 +1,282 @@
+"""What the ranks print: cut into lines that name their rank, and written where nobody has to read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+MAX_LINE: Final = 1 << 16
+"""Bytes of the longest line; what is longer is cut there."""
+
+CHUNK: Final = 4096
+"""Bytes of one write: a pipe that poll calls writable takes them without blocking."""
+
+_RETURNS = re.compile(rb"\r\r+")
+_LEADING_RETURN = re.compile(rb"^\r(?!\n)", re.MULTILINE)
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
+
+
+def _unfinished(text: bytes | bytearray) -> int:
+    """How many bytes at the end of ``text`` begin a UTF-8 sequence that is not whole; at most 3."""
+    for back, byte in enumerate(reversed(text[-3:]), 1):
+        if byte & 0xC0 == 0x80:
+            continue
+        wanted = 2 if 0xC2 <= byte <= 0xDF else 3 if 0xE0 <= byte <= 0xEF else 4 if 0xF0 <= byte <= 0xF4 else 1
+        return back if wanted > back else 0
+    return 0
+
+
+class LineCutter:
+    """Cuts one rank's stream into lines, each with ``prefix``; no bytes are changed but line ends.
+
+    A line ends with ``\\n`` or ``\\r\\n``, kept as it is, or with a lone ``\\r``
+    (a progress bar's), which comes out as ``\\n``.  Carriage returns make no
+    blank lines.  At most one line of 64 KiB is held.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        # Text without line ends, and at most one carriage return after it: whether
+        # that is a line end of its own is known when the next byte is.
+        self._held = bytearray()
+        self._continued = False
+        """Whether the line that is held came out in part, so that its end alone is no line."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a line has begun that ``flush_partial`` can write."""
+        return self._ready() > 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole with ``data``."""
+        if b"\n" in data or b"\r" in data or self._held.endswith(b"\r"):
+            data = bytes(self._held) + data
+            core = data.rstrip(b"\r")
+            end = max(core.rfind(b"\n"), core.rfind(b"\r")) + 1
+            self._held[:] = core[end:] + data[len(core) : len(core) + 1]
+            lines = self._lines(core[:end]) if end else b""
+        else:
+            self._held += data
+            lines = b""
+        return lines + self._overlong() if len(self._held) > MAX_LINE else lines
+
+    def flush_partial(self) -> bytes:
+        """What there is of an unfinished line, as a line; the rest of it will be another."""
+        ready = self._ready()
+        if not ready:
+            return b""
+        text = bytes(self._held[:ready])
+        # A carriage return after the text has done its work, too.
+        del self._held[: ready + (self._held[ready : ready + 1] == b"\r")]
+        self._continued = True
+        return self._prefix + text + b"\n"
+
+    def end(self) -> bytes:
+        """The stream has ended: the line that is held, finished."""
+        text = bytes(self._held).rstrip(b"\r")
+        self._held.clear()
+        self._continued = False
+        return self._prefix + text + b"\n" if text else b""
+
+    def _ready(self) -> int:
+        """How much of what is held can be written as text: no line end, no half of a UTF-8 sequence."""
+        if self._held.endswith(b"\r"):
+            return len(self._held) - 1
+        return len(self._held) - _unfinished(self._held[-3:])
+
+    def _lines(self, body: bytes) -> bytes:
+        """Lines that are whole, with prefixes."""
+        if b"\r" in body:
+            body = _RETURNS.sub(b"\r", body)
+            body = _LEADING_RETURN.sub(b"", body)
+            body = _LONE_RETURN.sub(b"\n", body)
+        if self._continued:
+            self._continued = False
+            body = body[1 if body[:1] == b"\n" else 2 if body[:2] == b"\r\n" else 0 :]
+        if len(body) > MAX_LINE:
+            lines = body.split(b"\n")
+            if max(map(len, lines)) > MAX_LINE:
+                body = b"\n".join(map(self._cut, lines))
+        return self._prefix + body[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n" if body else b""
+
+    def _cut(self, line: bytes) -> bytes:
+        """The line with an end wherever it is too long."""
+        text = line.removesuffix(b"\r")
+        pieces = []
+        start = 0
+        while len(text) - start > MAX_LINE:
+            end = start + MAX_LINE - _unfinished(text[start + MAX_LINE - 3 : start + MAX_LINE])
+            pieces.append(text[start:end])
+            start = end
+        return b"\n".join([*pieces, line[start:]])
+
+    def _overlong(self) -> bytes:
+        """The pieces that can be cut off what is held, with prefixes."""
+        pieces, _, rest = self._cut(bytes(self._held)).rpartition(b"\n")
+        if not pieces:
+            return b""
+        self._held[:] = rest
+        self._continued = True
+        return self._prefix + pieces.replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+
+class Sink:
+    """Writes bytes to descriptors in a thread of its own, since nobody may be reading them.
+
+    ``pause`` is called in ``write``, at once, when more than ``high`` bytes
+    wait; ``resume`` once no more than ``low`` do, by ``from_thread`` in the
+    reactor's thread.  Pausing is advice: what is written meanwhile is kept, so
+    the bound is ``high`` and what was on its way.
+
+    A descriptor that blocks holds up no other.  Each gets its bytes in order,
+    and what one ``write`` gave is not mixed with another's there.  After an
+    error, what goes to that descriptor is dropped; ``broken`` has the error.
+    Descriptors stay open until ``close`` has returned.
+    """
+
+    def __init__(
+        self,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        from_thread: Callable[..., None],
+        high: int = 1 << 20,
+        low: int = 1 << 18,
+    ) -> None:
+        self.broken: dict[int, OSError] = {}
+        self._pause, self._resume, self._from_thread = pause, resume, from_thread
+        self._high, self._low = high, low
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+        self._queues: dict[int, deque[tuple[int, bytes, int]]] = {}
+        """By descriptor: when it came, the bytes, and how many of them are written.  None is empty."""
+        self._came = self._queued = 0
+        # Paused changes in the reactor's thread alone, so that no late resume follows a newer pause.
+        self._paused = self._asked = self._closing = self._given_up = False
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Have ``data``, whole lines, written; never blocks, never raises.  After ``close`` it is dropped."""
+        with self._lock:
+            if not data or self._closing or fd in self.broken:
+                return
+            self._start()
+            self._came += 1
+            self._queues.setdefault(fd, deque()).append((self._came, data, 0))
+            self._queued += len(data)
+            os.eventfd_write(self._wake, 1)
+            pause = self._queued > self._high and not self._paused
+            self._paused |= pause
+        if pause:
+            self._pause()
+
+    def close(self, seconds: float) -> bool:
+        """Wait so long for what is queued; whether nothing is left.  For the very end: it blocks."""
+        with self._lock:
+            self._closing = True
+            self._ring()
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+            with self._lock:
+                # What was too slow is given up, so that nothing is written once the owner goes on.
+                self._given_up = True
+                self._ring()
+        return not self._queues
+
+    def _start(self) -> None:
+        # At the first write, since a thread doesn't live through a daemon's fork.
+        if self._thread is None:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+            self._thread.start()
+
+    def _ring(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        while (fds := self._waiting()) is not None:
+            fd = self._choose(fds)
+            if fd is not None:
+                self._write_some(fd)
+
+    def _waiting(self) -> list[int] | None:
+        """The descriptors that have something queued; None when the thread's work is over."""
+        with self._lock:
+            if self._given_up or (self._closing and not self._queues):
+                os.close(self._wake)
+                self._wake = -1
+                return None
+            return list(self._queues)
+
+    def _choose(self, fds: list[int]) -> int | None:
+        """Wait until a descriptor takes bytes, and choose the one whose have waited longest."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for fd in fds:
+            poll.register(fd, select.POLLOUT)
+        # An error is an event, too; the write after it says which.
+        events = {fd for fd, _ in poll.poll()}
+        if self._wake in events:
+            os.eventfd_read(self._wake)
+        with self._lock:
+            return min(events.intersection(fds), key=lambda fd: self._queues[fd][0][0], default=None)
+
+    def _write_some(self, fd: int) -> None:
+        """Write whole lines, as many as one chunk holds, or a chunk of one that is longer."""
+        _, data, start = self._queues[fd][0]
+        end = data.rfind(b"\n", start, start + CHUNK) + 1 or start + CHUNK
+        try:
+            written = os.write(fd, data[start:end])
+        except BlockingIOError:
+            self._put_off(fd)
+        except OSError as error:
+            self._break(fd, error)
+        else:
+            self._wrote(fd, written)
+
+    def _put_off(self, fd: int) -> None:
+        """It looked writable, and was not; some go on looking so, and the others shall have their turn."""
+        with self._lock:
+            self._came += 1
+            self._queues[fd][0] = (self._came, *self._queues[fd][0][1:])
+        time.sleep(0.01)
+
+    def _wrote(self, fd: int, count: int) -> None:
+        with self._lock:
+            queue = self._queues[fd]
+            came, data, start = queue.popleft()
+            if start + count < len(data):
+                queue.appendleft((came, data, start + count))
+            elif not queue:
+                del self._queues[fd]
+        self._drained(count)
+
+    def _break(self, fd: int, error: OSError) -> None:
+        with self._lock:
+            self.broken[fd] = error
+            dropped = self._queues.pop(fd)
+        self._drained(sum(len(data) - start for _, data, start in dropped))
+
+    def _drained(self, count: int) -> None:
+        with self._lock:
+            self._queued -= count
+            ask = self._paused and not self._asked and self._queued <= self._low
+            self._asked |= ask
+        if ask:
+            self._from_thread(self._resume_if_low)
+
+    def _resume_if_low(self) -> None:
+        with self._lock:
+            self._asked = False
+            if not self._paused or self._closing or self._queued > self._low:
+                # The next time that it drains will ask again.
+                return
+            self._paused = False
+        self._resume()
