@@ -10,7 +10,7 @@ test: $(VENV)/ready
 	$(BIN)/python -m coverage report --include='flodl_tw/core/*' --fail-under=100
 
 demo: $(VENV)/ready
-	$(BIN)/python examples/demo.py
+	$(BIN)/flodl-tw run -n 4 --hosts 2 -- $(BIN)/python examples/meet.py
 
 check: $(VENV)/ready
 	$(BIN)/ruff format --check .

@@ -43,7 +43,7 @@ def listen(meeting_place: Path, others: int) -> None:
         connection.settimeout(PATIENCE_SECS)
         words.append(connection.makefile().readline().strip())
     print("everybody is here:")
-    for line in sorted(words):
+    for line in sorted(words, key=lambda line: int(line.split()[1])):
         print(f"  {line}")
     for connection in connections:
         connection.sendall(b"met\n")

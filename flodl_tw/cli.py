@@ -104,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, text: str, command: Callable[..., int]) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text.capitalize() + ".", allow_abbrev=False
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
     )
     made.set_defaults(run=command)
     return made

@@ -1,4 +1,8 @@
-"""The real ``fdl`` against this controller: status and start, in every phase, by address and by name.
+"""The real ``fdl`` against this project: status and start in every phase, by address and by name, and its join.
+
+``fdl join`` starts our own agent as its program.  It looks for GPUs first, so
+it runs in a mount namespace where a driver seems to be loaded, with a stand-in
+for nvidia-smi; without root, or where that cannot be made, this part is skipped.
 
 Builds flodl-cli with cargo into a cache folder outside the checkout (minutes
 the first time), and says so and stops where there is no cargo.
@@ -172,6 +176,73 @@ def with_a_token(checks: Checks) -> None:
                 joined.formed()
 
 
+GPUS = """#!/bin/sh
+case "$*" in
+*query-gpu=*) for index in 0 1; do
+    row=""
+    for field in $(echo "$*" | sed 's/.*--query-gpu=\\([^ ]*\\).*/\\1/' | tr , ' '); do
+        case $field in
+        index) value=$index ;;
+        name) value="NVIDIA H100" ;;
+        uuid) value="GPU-0000000$index" ;;
+        memory.total) value=81559 ;;
+        compute_cap) value=9.0 ;;
+        *) value=0 ;;
+        esac
+        row="$row, $value"
+    done
+    echo "${row#, }"
+done ;;
+esac
+"""
+DRIVER = 'mount -t tmpfs driver /proc/driver && mkdir /proc/driver/nvidia && exec "$@"'
+PROGRAM = """
+import os, sys
+if os.environ.get("FLODL_INTERNAL_MODEL_SIG_PROBE"):
+    sys.exit("only probed")
+names = ("RANK", "WORLD_SIZE", "FLODL_INTERNAL_LOCAL_RANK", "FLODL_HOST_NAME", "CUDA_VISIBLE_DEVICES")
+print(*(f"{name}={os.environ[name]}" for name in names))
+print("clean" if not any(name in os.environ for name in ("FLODL_INTERNAL_AGENT_JSON", "FLODL_JOIN_TOKEN")) else "leak")
+print("leak" if sys.argv[1] in str(os.environ) else "no token")
+sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
+"""
+
+
+def joining(checks: Checks) -> None:
+    """``fdl join`` with our agent as its program."""
+    with tempfile.TemporaryDirectory() as folder:
+        tool = Path(folder, "nvidia-smi")
+        tool.write_text(GPUS)
+        tool.chmod(0o755)
+        around = ["unshare", "--mount", "sh", "-c", DRIVER, "sh"]
+        if (
+            shutil.which("unshare") is None
+            or subprocess.run([*around, "true"], check=False, capture_output=True).returncode
+        ):
+            print("skipped: fdl join, since this user can make no mount namespace")
+            return
+        agent = str(Path(sys.executable).with_name("flodl-tw-agent"))
+        environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "FLODL_HOST_NAME": "gpu-a"}
+        for token, code in ((False, 0), (True, 0), (False, 5)):
+            with controller("--target-ranks", "2", token=token) as port:
+                words = [*around, str(checks.fdl), "join", f"127.0.0.1:{port}", "--host", "gpu-a", "--bin", agent]
+                words += ["--token", TOKEN.hex()] if token else []
+                words += ["--", sys.executable, "-c", PROGRAM, TOKEN.hex(), str(code)]
+                done = subprocess.run(
+                    words, capture_output=True, text=True, timeout=60, cwd=folder, env=environ, check=False
+                )
+                said = done.stdout + done.stderr
+                what = f"join, ranks end with {code}" + (", with a token" if token else "")
+                wanted = [
+                    f"[gpu-a:r{rank}] RANK={rank} WORLD_SIZE=2 FLODL_INTERNAL_LOCAL_RANK={rank} FLODL_HOST_NAME=gpu-a "
+                    f"CUDA_VISIBLE_DEVICES={rank}"
+                    for rank in (0, 1)
+                ]
+                ok = done.returncode == code and all(line in said for line in wanted) and "only probed" in said
+                checks.check(what, ok and "clean" in said and "leak" not in said.replace(PROGRAM, ""), said)
+                checks.status(what, port, "failed" if code else "done", "gpu-a", "NVIDIA H100")
+
+
 def main() -> int:
     """Run all; the exit status is 0 if all passed, or if there is nothing to run them with."""
     fdl = built()
@@ -181,6 +252,7 @@ def main() -> int:
     checks = Checks(fdl)
     every_phase(checks)
     with_a_token(checks)
+    joining(checks)
     print(f"{checks.passed} passed, {checks.failed} failed")
     return 1 if checks.failed else 0
 
