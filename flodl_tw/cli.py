@@ -288,7 +288,7 @@ def _check(settings: AgentSettings, choice: Choice) -> int:
 
     controller = Controller(*settings.controller, settings.token)
     hello = hello_to_json(settings.hello(choice.devices, choice.libtorch), 4)
-    return _ask(lambda http, say: check(http, controller, say, hello))
+    return _ask(lambda http, say: check(http, controller, say, hello, complain=_say))
 
 
 def _status(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
@@ -297,15 +297,15 @@ def _status(options: Mapping[str, Any], program: list[str], environ: Mapping[str
     controller = _controller(options, environ)
     as_json = bool(options["json"])
     if options["watch"]:
-        return _ask(lambda http, say: watch(http, controller, say, _reactor(), as_json=as_json))
-    return _ask(lambda http, say: status(http, controller, say, as_json=as_json))
+        return _ask(lambda http, say: watch(http, controller, say, _reactor(), as_json=as_json, complain=_say))
+    return _ask(lambda http, say: status(http, controller, say, as_json=as_json, complain=_say))
 
 
 def _start(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     from flodl_tw.operate import start
 
     controller = _controller(options, environ)
-    return _ask(lambda http, say: start(http, controller, say))
+    return _ask(lambda http, say: start(http, controller, say, complain=_say))
 
 
 def _abort(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
@@ -314,4 +314,4 @@ def _abort(options: Mapping[str, Any], program: list[str], environ: Mapping[str,
 
     controller = _controller(options, environ)
     reason = Texts(options, environ).get("reason")
-    return _ask(lambda http, say: abort(http, controller, say, reason))
+    return _ask(lambda http, say: abort(http, controller, say, reason, complain=_say))

@@ -1,6 +1,7 @@
 """What an operator asks of a controller: its state, its start, its end, and whether it would take a host.
 
-Each command prints through ``say`` and gives the exit status.
+Each command prints through ``say``, what keeps it from its answer through
+``complain`` where that is given, and gives the exit status.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ async def _told(command: Awaitable[int], controller: Controller, say: Say) -> in
         return REFUSED
 
 
-async def status(http: HTTPClient, controller: Controller, say: Say, *, as_json: bool) -> int:
+async def status(
+    http: HTTPClient, controller: Controller, say: Say, *, as_json: bool, complain: Say | None = None
+) -> int:
     """Print the state, for people or as it came."""
-    return await _told(_status(http, controller, say, as_json), controller, say)
+    return await _told(_status(http, controller, say, as_json), controller, complain or say)
 
 
 async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: bool) -> int:
@@ -60,13 +63,20 @@ async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: b
 
 
 async def watch(
-    http: HTTPClient, controller: Controller, say: Say, clock: IReactorTime, *, as_json: bool, every: float = 2.0
+    http: HTTPClient,
+    controller: Controller,
+    say: Say,
+    clock: IReactorTime,
+    *,
+    as_json: bool,
+    every: float = 2.0,
+    complain: Say | None = None,
 ) -> int:
     """Print the state again whenever it has changed, until the run is over or the controller has gone.
 
     A countdown that counts is no change; one that has run out is.
     """
-    return await _told(_watch(http, controller, say, clock, as_json, every), controller, say)
+    return await _told(_watch(http, controller, say, clock, as_json, every), controller, complain or say)
 
 
 async def _watch(
@@ -95,9 +105,9 @@ async def _watch(
         await deferLater(clock, every)
 
 
-async def start(http: HTTPClient, controller: Controller, say: Say) -> int:
+async def start(http: HTTPClient, controller: Controller, say: Say, *, complain: Say | None = None) -> int:
     """Close the window now, with those that are in."""
-    return await _told(_start(http, controller, say), controller, say)
+    return await _told(_start(http, controller, say), controller, complain or say)
 
 
 async def _start(http: HTTPClient, controller: Controller, say: Say) -> int:
@@ -109,9 +119,11 @@ async def _start(http: HTTPClient, controller: Controller, say: Say) -> int:
     return OK
 
 
-async def abort(http: HTTPClient, controller: Controller, say: Say, reason: str | None) -> int:
+async def abort(
+    http: HTTPClient, controller: Controller, say: Say, reason: str | None, *, complain: Say | None = None
+) -> int:
     """End the run as failed, on every host."""
-    return await _told(_abort(http, controller, say, reason), controller, say)
+    return await _told(_abort(http, controller, say, reason), controller, complain or say)
 
 
 async def _abort(http: HTTPClient, controller: Controller, say: Say, reason: str | None) -> int:
@@ -124,9 +136,11 @@ async def _abort(http: HTTPClient, controller: Controller, say: Say, reason: str
     return OK
 
 
-async def check(http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any]) -> int:
+async def check(
+    http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any], *, complain: Say | None = None
+) -> int:
     """Ask whether the controller would admit a host that says ``hello``; nothing changes."""
-    return await _told(_check(http, controller, say, hello), controller, say)
+    return await _told(_check(http, controller, say, hello), controller, complain or say)
 
 
 async def _check(http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any]) -> int:
