@@ -7,6 +7,8 @@ mux.py           the front door: peeks at four bytes, hands the connection on
 join.py          the join channel and the control link
 web/             the status channel: state.json, the page, the operator's start
 limits.py        every deadline and cap
+agent/           the worker's side: dial, join, the host's ranks, their end
+cli.py           the ``flodl-tw`` command; operate.py asks a controller, standalone.py is ``run``
 tap.py           the options of ``twistd flodl-controller``, where the parts meet
 testing.py       fakes for tests and demos: hosts, links, a controller on a clock
 """

@@ -81,7 +81,7 @@ class Options(usage.Options):
         self["allowed-host"] = []
 
     def opt_allowed_host(self, name: str) -> None:
-        """A name that POST /start may be sent to by; may be given again."""
+        """A name by which start, abort and check may be asked for; may be given again."""
         self["allowed-host"].append(name)
 
     def parseOptions(self, options: Any = None) -> None:

@@ -7,6 +7,8 @@ import unittest
 from dataclasses import asdict
 from pathlib import Path
 
+from flodl_tw.agent.environ import Group, Seat, rank_environ
+from flodl_tw.cli import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.refusals import Word
 from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
@@ -51,6 +53,17 @@ class DocumentedTables(unittest.TestCase):
     def test_the_readme_lists_every_word_of_a_refusal(self) -> None:
         documented = [tuple(row) for row in table("README.md", "word")]
         self.assertEqual(documented, [(word.word, word.meaning, "yes" if word.retry else "no") for word in Word])
+
+    def test_the_agent_page_lists_every_option_of_join(self) -> None:
+        documented = {name for row in table("docs/agent.md", "option") for name in re.findall(r"--[a-z-]+", row[0])}
+        known = {f"--{name}" for name, _, _ in (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS)}
+        self.assertEqual(documented, known | {"--persist", "--check"})
+
+    def test_the_agent_page_lists_every_variable_of_torchrun(self) -> None:
+        documented = {name for row in table("docs/agent.md", "variable") for name in row[0].split(", ")}
+        seat = Seat("gpu-a", (0, 1), 2, 1, {}, Group(0, 1, "id"))
+        given = set(rank_environ({}, seat, 0, "0"))
+        self.assertEqual(documented, {name for name in given if not re.match("FLODL|CUDA|HIP", name)})
 
     def test_tap_lists_every_channel(self) -> None:
         rows = {row[0]: row[1] for row in table("tap.md", "first bytes")}
