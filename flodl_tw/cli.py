@@ -20,6 +20,7 @@ from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
+    from flodl_tw.agent.gpu_tools import Asking
     from flodl_tw.agent.settings import AgentSettings
     from flodl_tw.operate import Controller
 
@@ -158,23 +159,32 @@ def _open_standard_descriptors() -> None:
 # The worker's commands
 
 
-def _choice(options: Mapping[str, Any], environ: Mapping[str, str], asking: Any) -> Choice:
-    from flodl_tw.agent.devices import choose
+def _asking(options: Mapping[str, Any], environ: Mapping[str, str]) -> Asking | None:
+    """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
+    from flodl_tw.agent.gpu_tools import Asking
+    from flodl_tw.agent.settings import Texts
+
+    return None if Texts(options, environ).get("nproc") is not None else Asking(environ)
+
+
+def _choice(options: Mapping[str, Any], environ: Mapping[str, str], asking: Asking | None) -> Choice:
+    from flodl_tw.agent.devices import Inventory, choose
     from flodl_tw.agent.settings import Texts
 
     texts = Texts(options, environ)
     nproc = texts.whole("nproc", 1, 256)
-    return choose(texts.get("devices"), nproc, asking.inventory(), environ)
+    inventory = Inventory(None, ()) if asking is None else asking.inventory()
+    return choose(texts.get("devices"), nproc, inventory, environ)
 
 
 def _join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
-    from flodl_tw.agent.gpu_tools import Asking, installed_nccl
+    from flodl_tw.agent.gpu_tools import installed_nccl
     from flodl_tw.agent.settings import Texts, read_settings
 
     checks = Texts(options, environ).flag("check")
     if checks and not program:
         program = ["true"]
-    asking = Asking(environ)
+    asking = _asking(options, environ)
     settings, warnings = read_settings(options, program, environ, nccl=installed_nccl(sys.path))
     choice = _choice(options, environ, asking)
     for note in (*warnings, *choice.notes):
@@ -197,15 +207,15 @@ def _bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappi
         raise SettingError(
             BOOTSTRAP_VARIABLE, "", "it is not set", "start this by fdl join --bin, or use flodl-tw join"
         )
-    asking = Asking(environ)
     orders = read_bootstrap(environ[BOOTSTRAP_VARIABLE])
+    asking = _asking({}, environ)
     settings, warnings = read_settings(
         orders.options, program, environ, nccl=installed_nccl(sys.path), token=orders.token
     )
     if orders.local_devices is None:
         choice = _choice({}, environ, asking)
     else:
-        choice = numbered(orders.local_devices, asking.inventory())
+        choice = numbered(orders.local_devices, (asking or Asking(environ)).inventory())
     for note in (*warnings, *choice.notes):
         _say(note)
     return _run_agent(settings, choice, environ)
@@ -225,10 +235,11 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
 
 
 def _run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
-    from flodl_tw.agent.gpu_tools import Asking
-    from flodl_tw.standalone import run_world
+    from flodl_tw.standalone import own_environ, run_world
 
-    return run_world(_reactor(), options, program, environ, Asking(environ))
+    environ = own_environ(environ)
+    asking = _asking(options, environ)
+    return run_world(_reactor(), options, program, environ, lambda: _choice(options, environ, asking))
 
 
 def _reactor() -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import resource
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -12,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel
 
 from flodl_tw import sockets
-from flodl_tw.agent.devices import Choice, choose
+from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.main import Agents, run_reactor
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
@@ -65,7 +66,8 @@ class LocalController:
             after_run=AfterRun.EXIT,
             finished=lambda phase: None if self._over.called else self._over.callback(None),
         )
-        descriptors = sockets.raise_descriptor_limit()
+        # Not raised: the ranks would inherit it.
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._front = FrontDoor(reactor, limits, capacity=max(descriptors - SPARE_DESCRIPTORS, descriptors // 2))
         bound = sockets.listen(LOOPBACK, 0, limits)
         self.port = bound.getsockname()[1]
@@ -92,12 +94,15 @@ def world_outcome(outcomes: list[Outcome]) -> Outcome:
 
 
 def run_world(
-    reactor: Any, options: Mapping[str, Any], program: list[str], environ: Mapping[str, str], asking: Any
+    reactor: Any,
+    options: Mapping[str, Any],
+    program: list[str],
+    environ: Mapping[str, str],
+    choose: Callable[[], Choice],
 ) -> int:
-    """Form the world, run it, and give its exit status."""
-    environ = own_environ(environ)
+    """Form the world, run it, and give its exit status.  ``environ`` is what ``own_environ`` gave."""
     texts = Texts(options, environ)
-    choice = choose(texts.get("devices"), texts.whole("nproc", 1, 256), asking.inventory(), environ)
+    choice = choose()
     hosts = texts.whole("hosts", 1, 256) or 1
     ranks = len(choice.devices)
     if hosts > ranks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE
-from flodl_tw.core.addresses import show_endpoint
+from flodl_tw.core.addresses import MAX_PORT, show_endpoint
 from flodl_tw.core.ledger import MAX_DEVICES
 from flodl_tw.core.window import SettingError
 from flodl_tw.state_folder import parse_token
@@ -79,12 +79,15 @@ def read_bootstrap(text: str) -> Bootstrap:
         raise _refused("it is no JSON object")
     options = {option: value for key, option in _OPTIONS.items() if (value := _of(spec, key, str)) is not None}
     port = _of(spec, "controller_port", int, needed=True)
+    if not 1 <= port <= MAX_PORT:
+        raise _refused(f"its controller_port is not from 1 to {MAX_PORT}")
     options["controller"] = show_endpoint(_of(spec, "controller_host", str, needed=True), port)
     share = spec.get("gpu_ram_share")
     if share is not None:
         if not isinstance(share, int | float) or isinstance(share, bool):
             raise _refused("its gpu_ram_share is no number")
-        options["gpu-ram-share"] = format(share, "f")
+        # As Python writes it: it reads the same number again.
+        options["gpu-ram-share"] = str(share)
     salt = _of(spec, "salt_hex", str)
     token = None if not salt else parse_token(salt, f"{BOOTSTRAP_VARIABLE}'s salt_hex", "(not shown)")
     return Bootstrap(options, token, _devices(spec))

@@ -119,6 +119,8 @@ class Children:
         child.session = child.process.pid or 0
         self._children.append(child)
         self._sessions.add(child.session)
+        if self.sink.paused:
+            child.process.pauseProducing()
         return child
 
     @property

@@ -2,7 +2,9 @@
 
 Pure: what the vendor's tool said comes in as an ``Inventory`` (``gpu_tools.py``).
 A mask's entry is a number or an opaque name (``GPU-…``, ``MIG-…``), which
-passes untouched to the rank that gets it.
+passes untouched to the rank that gets it; that of a known AMD GPU becomes its
+index.  Where a driver would silently stop at an entry that it cannot use, this
+refuses: fewer ranks than were meant would join.
 """
 
 from __future__ import annotations
@@ -19,9 +21,16 @@ MAX_NUMBER: Final = 255
 """The hello has one byte a device."""
 HIDES_ALL: Final = "-1"
 """A mask that leaves no GPU visible, to CUDA and HIP alike."""
+CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
+MAX_ENTRIES: Final = 1024
+SHOWN_CHARS: Final = 80
+
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OPAQUE = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_.-]{1,200}")
+_HIDES = re.compile(r"|-[0-9]+|NoDevFiles")
+"""Such an entry hides itself and all that follow; the name is what Slurm writes for a job without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +89,48 @@ class Visible:
     @property
     def opaque(self) -> bool:
         """Whether it goes by a name."""
-        return not _NUMBER.fullmatch(self.text)
+        return not self.text.isdecimal()
 
     def is_same(self, other: Visible) -> bool:
         """Whether both are one GPU, as far as that can be seen."""
-        return self.text == other.text or (self.gpu is not None and self.gpu == other.gpu)
+        return self.text.lower() == other.text.lower() or (self.gpu is not None and self.gpu == other.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A text that names GPUs, and the mask or the option that it is the value of."""
+
+    where: str
+    text: str
+
+    @property
+    def entries(self) -> list[str]:
+        """What it lists."""
+        return [entry.strip() for entry in self.text.split(",")]
+
+    def __str__(self) -> str:
+        return f"{self.where}={_shown(self.text)}"
+
+    def wrong(self, limit: str, way_out: str) -> SettingError:
+        """What to raise where it cannot be had."""
+        return SettingError(self.where, _shown(self.text), limit, way_out)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is visible, by the number that a next mask names it by.
+
+    That is the physical index where there is no mask yet, and the position
+    behind one.  ``masks`` are those that made it.
+    """
+
+    gpus: Mapping[int, Visible]
+    masks: tuple[Wish, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def place(self, one: Visible) -> int | None:
+        """The number of a GPU; None where it is not visible."""
+        return next((number for number, other in self.gpus.items() if one.is_same(other)), None)
 
 
 def choose(option: str | None, nproc: int | None, inventory: Inventory, environ: Mapping[str, str]) -> Choice:
@@ -94,24 +140,18 @@ def choose(option: str | None, nproc: int | None, inventory: Inventory, environ:
     """
     if nproc is not None:
         if option is not None:
-            raise SettingError("--nproc", nproc, f"--devices {option!r} asks for GPUs", "drop one of the two")
+            raise SettingError("--nproc", nproc, f"--devices {_shown(option)} asks for GPUs", "drop one of the two")
         return without_gpus(nproc)
-    variable, visible, note = _visible(inventory, environ)
-    if not visible:
-        why = note or (inventory.notes[-1] if inventory.notes else "this host has no GPU")
-        raise SettingError(
-            "--devices",
-            repr(option or "all"),
-            f"there is none to offer: {why}",
-            "give --nproc N for ranks without GPUs",
-        )
-    chosen = visible if option in (None, "all") else _asked(str(option), visible, variable, inventory)
-    devices = _numbered(chosen, visible, inventory)
-    if len(devices) > MAX_DEVICES:
-        raise SettingError("--devices", len(devices), f"the limit a host is {MAX_DEVICES}", "offer fewer")
-    arch = chosen[0].gpu.arch if chosen[0].gpu is not None else _common(gpu.arch for gpu in inventory.gpus)
-    notes = [*inventory.notes, *([note] if note else [])]
-    return Choice(devices, arch or "cpu", tuple(notes))
+    view = _view(inventory, environ)
+    asked = Wish("--devices", "all" if option is None else option.strip())
+    if not view.gpus:
+        why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
+        raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
+    everything = asked.text == "all"
+    chosen = list(view.gpus.values()) if everything else _resolved(asked, asked.entries, view, inventory)
+    _check_limits(asked, chosen)
+    libtorch, notes = _libtorch(chosen[0].gpu, inventory)
+    return Choice(_numbered(chosen, view, inventory), libtorch, (*inventory.notes, *view.notes, *notes))
 
 
 def without_gpus(count: int) -> Choice:
@@ -126,131 +166,155 @@ def numbered(numbers: Sequence[int], inventory: Inventory) -> Choice:
     known = {gpu.index: gpu for gpu in inventory.gpus}
     labels = {index: gpu.label for index, gpu in known.items()}
     devices = tuple(Device(number, str(number), labels.get(number, "")) for number in numbers)
-    first = known.get(numbers[0]) if numbers else None
-    return Choice(devices, (first.arch if first else "") or "cpu", inventory.notes)
+    libtorch, notes = _libtorch(known.get(numbers[0]) if numbers else None, inventory)
+    return Choice(devices, libtorch, (*inventory.notes, *notes))
 
 
 # What is visible
 
 
-def _visible(inventory: Inventory, environ: Mapping[str, str]) -> tuple[str | None, list[Visible], str | None]:
-    """The variable that masks (None where none does), what it leaves visible, and a note on that."""
-    every = [Visible(str(gpu.index), gpu) for gpu in inventory.gpus]
-    if not every:
-        return None, [], None
-    if inventory.vendor != "AMD":
-        return _masked("CUDA_VISIBLE_DEVICES", environ, every, inventory)
+def _view(inventory: Inventory, environ: Mapping[str, str]) -> View:
+    view = View({gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus})
+    for variable in _variables(inventory.vendor, environ):
+        if view.gpus:
+            view = _masked(Wish(variable, environ[variable]), view, inventory)
+    return view
+
+
+def _variables(vendor: str | None, environ: Mapping[str, str]) -> list[str]:
+    """The masks that are set, in the order in which the vendor's runtime applies them."""
+    if vendor != "AMD":
+        return [name for name in (CUDA_VARIABLE,) if name in environ]
     # HIP's numbers are positions in what ROCR leaves, and HIP takes CUDA's variable where its own is not set.
-    lower, base, note = _masked(ROCR_VARIABLE, environ, every, inventory)
-    upper = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
-    if not base or upper not in environ:
-        return lower, base, note
-    return _masked(upper, environ, base, inventory)
+    upper = HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE
+    return [name for name in (ROCR_VARIABLE, upper) if name in environ]
 
 
-def _masked(
-    variable: str, environ: Mapping[str, str], base: list[Visible], inventory: Inventory
-) -> tuple[str | None, list[Visible], str | None]:
-    text = environ.get(variable)
-    if text is None:
-        return None, base, None
-    entries = [entry.strip() for entry in text.split(",")]
-    hidden = next((place for place, entry in enumerate(entries) if entry in ("", "-1", "NoDevFiles")), len(entries))
-    # As the drivers read it: what stands there hides itself and all that follows.
-    kept = entries[:hidden]
-    note = (
-        None
-        if hidden == len(entries)
-        else f"{variable} is {text!r}, which hides " + ("some GPUs" if kept else "every GPU")
-    )
-    return variable, _resolved(kept, base, variable, repr(text), inventory), note
+def _masked(mask: Wish, view: View, inventory: Inventory) -> View:
+    """What a mask leaves of a view."""
+    entries = mask.entries
+    hidden = next((place for place, entry in enumerate(entries) if _HIDES.fullmatch(entry)), None)
+    found = _resolved(mask, entries[:hidden], view, inventory)
+    notes = list(view.notes)
+    if hidden is not None:
+        hides = f"the GPUs after {entries[hidden - 1]}" if hidden else "every GPU"
+        notes.append(f"{mask} hides {hides}")
+    return View(dict(enumerate(found)), (*view.masks, mask), tuple(notes))
 
 
-def _resolved(
-    entries: Sequence[str], base: list[Visible], where: str, shown: str, inventory: Inventory
-) -> list[Visible]:
-    """The GPUs that a mask's entries name; a number is a position in ``base``."""
+# What was asked for, by a mask or by --devices
+
+
+def _resolved(wish: Wish, entries: Sequence[str], view: View, inventory: Inventory) -> list[Visible]:
+    """The GPUs that the entries name, of those that are visible."""
+    if len(entries) > MAX_ENTRIES:
+        raise wish.wrong(f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}", "name the GPUs of one host")
     found: list[Visible] = []
     for entry in entries:
-        one = _one(entry, base, where, shown, inventory)
+        one = _one(wish, entry, view, inventory)
         if any(one.is_same(other) for other in found):
-            raise SettingError(where, shown, f"{entry} names a GPU that is named before", "name each GPU once")
+            raise wish.wrong(f"{entry} names a GPU that is named before", "name each GPU once")
         found.append(one)
     return found
 
 
-def _one(entry: str, base: list[Visible], where: str, shown: str, inventory: Inventory) -> Visible:
-    if _NUMBER.fullmatch(entry):
-        place = int(entry)
-        if place >= len(base):
-            raise SettingError(where, shown, f"{place} is none of 0 to {len(base) - 1}", "name GPUs that there are")
-        return base[place]
+def _one(wish: Wish, entry: str, view: View, inventory: Inventory) -> Visible:
     if _OPAQUE.fullmatch(entry):
-        return Visible(entry, _by_uuid(entry, inventory))
-    raise SettingError(
-        where,
-        shown,
-        f"{entry[:40]!r} is neither a number nor a GPU-… or MIG-… name",
-        "name each GPU in one of these ways",
-    )
+        return _named(wish, entry, view, inventory)
+    if not _NUMBER.fullmatch(entry):
+        limit = f"{_shown(entry)} is neither a number nor a GPU-… or MIG-… name"
+        raise wish.wrong(limit, "name each GPU in one of these ways")
+    found = view.gpus.get(int(entry))
+    if found is None:
+        those = f"the positions in {view.masks[-1]}" if view.masks else "the GPUs of this host"
+        raise wish.wrong(f"{entry} is none of {_span(view.gpus)}, {those}", "name GPUs that there are")
+    return found
 
 
-def _by_uuid(name: str, inventory: Inventory) -> Gpu | None:
-    """The GPU of that name, which may be cut short as long as it is one GPU's; MIG names are none of it."""
-    same = [gpu for gpu in inventory.gpus if gpu.uuid and gpu.uuid.lower().startswith(name.lower())]
-    return same[0] if len(same) == 1 and name.startswith("GPU-") else None
+def _named(wish: Wish, name: str, view: View, inventory: Inventory) -> Visible:
+    """The GPU of an opaque name, which stays its name."""
+    same = _by_uuid(name, inventory)
+    one = Visible(name, same[0] if len(same) == 1 else None)
+    place = view.place(one)
+    if place is not None:
+        # ROCR takes names, but a rank's mask is HIP's, whose older releases know numbers alone.
+        return view.gpus[place] if inventory.vendor == "AMD" else one
+    if view.masks:
+        limit = f"{' and '.join(map(str, view.masks))} does not leave {name} visible"
+        raise wish.wrong(limit, "name GPUs that are visible here")
+    if wish.where == "--devices" and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
+        limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
+        raise wish.wrong(limit, "name GPUs that there are, each by enough of its name")
+    # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.
+    return one
 
 
-# What was asked for
+def _by_uuid(name: str, inventory: Inventory) -> list[Gpu]:
+    """The GPUs of a name, which may be cut short as long as it is one GPU's; a part's name is none of theirs."""
+    return [gpu for gpu in inventory.gpus if gpu.uuid.lower().startswith(name.lower())]
 
 
-def _asked(option: str, visible: list[Visible], variable: str | None, inventory: Inventory) -> list[Visible]:
-    entries = [entry.strip() for entry in option.split(",")]
-    chosen = _resolved(entries, visible, "--devices", repr(option), inventory)
-    return [_within(one, visible, variable, option) for one in chosen]
+# What the hello says
 
 
-def _within(one: Visible, visible: list[Visible], variable: str | None, option: str) -> Visible:
-    """A GPU that was asked for, by the name that it was asked by; SettingError where it is not visible."""
-    if _place(one, visible) is not None or (variable is None and one.text.startswith("MIG-")):
-        # The tools do not list the parts of a GPU, so a part's name is the driver's to judge.
-        return one
-    hidden = "no GPU of this host has that name" if variable is None else f"{variable} does not leave it visible"
-    raise SettingError("--devices", repr(option), f"{one.text}: {hidden}", "name GPUs that are visible here")
+def _check_limits(asked: Wish, chosen: Sequence[Visible]) -> None:
+    if len(chosen) > MAX_DEVICES:
+        raise asked.wrong(f"these are {len(chosen)} devices, the limit a host is {MAX_DEVICES}", "offer fewer")
+    highest = max((int(one.text) for one in chosen if not one.opaque), default=0)
+    if highest > MAX_NUMBER:
+        limit = f"it has the GPU of index {highest}, the limit is {MAX_NUMBER}"
+        raise asked.wrong(limit, "name GPUs of lower indexes")
 
 
-def _place(one: Visible, visible: list[Visible]) -> int | None:
-    """The position of a GPU among those that are visible."""
-    return next((place for place, other in enumerate(visible) if one.is_same(other)), None)
-
-
-def _numbered(chosen: list[Visible], visible: list[Visible], inventory: Inventory) -> tuple[Device, ...]:
-    """The devices: a number's is its physical index, a name's its position, or the next number that is free."""
+def _numbered(chosen: Sequence[Visible], view: View, inventory: Inventory) -> tuple[Device, ...]:
+    """The devices: a number's is its physical index, a name's its position, or the lowest that is free."""
     taken = {int(one.text) for one in chosen if not one.opaque}
-    if taken and max(taken) > MAX_NUMBER:
-        raise SettingError("--devices", max(taken), f"the limit of an index is {MAX_NUMBER}", "offer others")
     devices = []
     for place, one in enumerate(chosen):
         if not one.opaque:
             devices.append(Device(int(one.text), one.text, one.gpu.label if one.gpu else ""))
             continue
-        position = _place(one, visible)
-        number = place if position is None else position
-        while number in taken:
-            number += 1
+        number = view.place(one)
+        number = place if number is None else number
+        if number in taken or number > MAX_NUMBER:
+            number = next(free for free in range(MAX_DEVICES) if free not in taken)
         taken.add(number)
-        devices.append(Device(number, one.text, _named(one, inventory)))
+        devices.append(Device(number, one.text, _opaque_label(one, inventory)))
     return tuple(devices)
 
 
-def _named(one: Visible, inventory: Inventory) -> str:
+def _opaque_label(one: Visible, inventory: Inventory) -> str:
     """A label that ends with the name, whole: two ranks may share the GPU that it is part of."""
-    label = one.gpu.label if one.gpu else _common(gpu.label for gpu in inventory.gpus) or inventory.vendor or "GPU"
+    labels = {one.gpu.label} if one.gpu else {gpu.label for gpu in inventory.gpus}
+    label = labels.pop() if len(labels) == 1 else inventory.vendor or "GPU"
     room = MAX_TEXT_BYTES - len(one.text) - 1
     return f"{label.encode()[:room].decode(errors='ignore')} {one.text}"
 
 
-def _common(values: object) -> str:
-    """The value that all have, or an empty text."""
-    found = set(values)  # type: ignore[call-overload]
-    return str(found.pop()) if len(found) == 1 else ""
+def _libtorch(first: Gpu | None, inventory: Inventory) -> tuple[str, tuple[str, ...]]:
+    """What the first device's libtorch is built for, and a note where nothing tells.
+
+    Any GPU's architecture serves where the first one's is not known: it tells the vendor.
+    """
+    arch = next((gpu.arch for gpu in ((first,) if first else ()) + inventory.gpus if gpu.arch), "")
+    if arch or not inventory.gpus:
+        return arch or "cpu", ()
+    return "cpu", (
+        f"nothing tells the architecture of these {inventory.vendor} GPUs, so this host's libtorch goes as cpu, "
+        "and its vendor is not compared: --libtorch says it",
+    )
+
+
+# For people
+
+
+def _shown(text: str) -> str:
+    """A text of somebody's environment: quoted, on one line, and cut where it is long."""
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…")
+
+
+def _span(numbers: Mapping[int, Visible]) -> str:
+    low, high = min(numbers), max(numbers)
+    if high - low + 1 == len(numbers):
+        return f"{low} to {high}" if high > low else str(low)
+    return _shown(", ".join(map(str, sorted(numbers))))

@@ -7,12 +7,14 @@ hold the process for as long as it pleases.
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from twisted.internet import error
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectingCancelledError
@@ -40,7 +42,13 @@ class DialError(Exception):
 def look_up(host: str, port: int) -> list[str]:
     """The addresses of a name or of a numeric address, in the system's order; OSError where it has none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_ADDRESSES]
+    return list(dict.fromkeys(_numeric(entry[4]) for entry in found))[:MAX_ADDRESSES]
+
+
+def _numeric(address: tuple[Any, ...]) -> str:
+    """The address of a socket's name; a link-local one is nothing without its scope."""
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{scope}" if scope else str(address[0])
 
 
 def _no_answer(value: Any, secs: float) -> Any:
@@ -80,8 +88,8 @@ class Dialer:
                 await deferLater(self._reactor, PAUSE_SECS * (0.5 + self._jitter()))
             try:
                 return await self._try_once(factory)
-            except DialError as error:
-                reason = str(error)
+            except DialError as why:
+                reason = str(why)
             if reason != told:
                 told = reason
                 self._say(f"{endpoint} does not answer yet ({reason}); trying up to {self._attempts} times")
@@ -90,8 +98,8 @@ class Dialer:
     async def _try_once(self, factory: IProtocolFactory) -> Any:
         try:
             addresses = await self._addresses()
-        except OSError as error:
-            raise DialError(f"the name {self._host!r} cannot be looked up: {error.strerror or error}") from None
+        except OSError as why:
+            raise DialError(f"the name {self._host!r} cannot be looked up: {why.strerror or why}") from None
         return await Race(self._reactor, addresses, self._port, self._connect_secs).run(factory)
 
     async def _addresses(self) -> list[str]:
@@ -104,8 +112,8 @@ class Dialer:
         answer: list[str] | OSError
         try:
             answer = self._look_up(self._host, self._port)
-        except (OSError, UnicodeError) as error:
-            answer = error if isinstance(error, OSError) else OSError("it is no name")
+        except (OSError, UnicodeError) as why:
+            answer = why if isinstance(why, OSError) else OSError("it is no name")
         self._reactor.callFromThread(self._answered, found, answer)
 
     def _answered(self, found: Deferred[list[str]], answer: list[str] | OSError) -> None:
@@ -164,7 +172,8 @@ class Race:
             self._cancel_next()
             self._start_one()
         elif not self._running:
-            self._won.errback(DialError("; ".join(f"{each}: {why}" for each, why in self._reasons.items())))
+            # In an order of its own: a name whose addresses rotate gives the same line again.
+            self._won.errback(DialError("; ".join(f"{each}: {why}" for each, why in sorted(self._reasons.items()))))
 
     def _stop(self) -> None:
         self._waiting.clear()
@@ -179,13 +188,9 @@ class Race:
 
 def reason_of(failure: Failure) -> str:
     """Why a connection did not come about, in the system's words."""
-    error = failure.value
-    if isinstance(error, ConnectError) and error.osError is not None and getattr(error.osError, "strerror", None):
-        return str(error.osError.strerror).lower()
-    words = {
-        "ConnectionRefusedError": "connection refused",
-        "TimeoutError": "no answer in time",
-        "TCPTimedOutError": "no answer in time",
-        "NoRouteError": "no route to host",
-    }
-    return words.get(type(error).__name__, failure.getErrorMessage())
+    why = failure.value
+    if isinstance(why, ConnectError) and isinstance(why.osError, int):
+        return os.strerror(why.osError).lower()
+    if isinstance(why, error.TimeoutError):
+        return "no answer in time"
+    return failure.getErrorMessage()

@@ -1,89 +1,130 @@
 """What GPUs this machine has, asked of the vendors' tools, and which NCCL an installed torch brings.
 
 No torch is imported and no CUDA context is made.  The tools run while the
-program starts; one that hangs in its driver is left behind at the deadline.
+program starts, and one that hangs is ended at the deadline.
 """
 
 from __future__ import annotations
 
-import csv
+import atexit
+import contextlib
 import json
+import math
+import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import BinaryIO, Final
 
 from flodl_tw.agent.devices import Gpu, Inventory
 from flodl_tw.core.ledger import MAX_TEXT_BYTES
 
 MAX_ANSWER: Final = 1 << 20
 """Bytes of a tool's answer; a host with the most GPUs says a few KiB."""
+END_SECS: Final = 0.5
+"""What a killed tool gets to be gone; one that its driver holds is left behind."""
 NVIDIA: Final = ("nvidia-smi", "--format=csv,noheader,nounits", "--query-gpu=index,uuid,name,memory.total,compute_cap")
 OLD_NVIDIA: Final = (*NVIDIA[:2], "--query-gpu=index,uuid,name,memory.total")
 """Drivers before 2021 know no compute_cap, and refuse the whole question."""
+INFOROM_STATUS: Final = 14
+"""nvidia-smi's status where a card's infoROM is damaged: a warning, after a whole answer."""
 AMD: Final = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json")
-SECRETS: Final = ("FLODL_JOIN_TOKEN", "FLODL_INTERNAL_AGENT_JSON")
-_NCCL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+)\.([0-9]+)\.([0-9]+)")
+OUR_PREFIX: Final = "FLODL_"
+"""Tools have no use for our variables, some of which hold secrets."""
+
+_NCCL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(?![0-9])")
+_HEX_ID = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class Question:
-    """One run of a tool, under way; its output goes to files, so that nothing can block it."""
+    """One run of a tool, under way; its output goes to memory files, so that it waits for no reader and no disk."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = words[0]
-        self._out = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the question
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process: subprocess.Popen[bytes] | None = None
         self.error: str | None = None
-        """Why there is no answer."""
-        found = shutil.which(words[0], path=environ.get("PATH"))
-        if found is None:
-            self.error = f"{words[0]} is not on PATH"
-            return
-        kept = {name: text for name, text in environ.items() if name not in SECRETS}
-        try:
-            self._process = subprocess.Popen(  # noqa: S603  found on the user's own PATH
-                [found, *words[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=self._out,
-                stderr=self._err,
-                env=kept,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self.error = f"{words[0]} cannot be run: {error.strerror}"
-
-    @property
-    def absent(self) -> bool:
+        """Why there is no answer, or what was wrong besides."""
+        self.status: int | None = None
+        """How it ended."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._files: list[BinaryIO] = []
+        found = shutil.which(self.name, path=environ.get("PATH", os.defpath))
+        self.absent = found is None
         """Whether there is no such tool."""
-        return self._process is None
+        if found is not None:
+            try:
+                self._start([found, *words[1:]], environ)
+            except OSError as error:
+                self.error = f"{self.name} cannot be run: {error.strerror}"
+                self.end()
 
-    def answer(self, deadline: float) -> str | None:
-        """What it printed; None, with ``error`` set, where that is no answer."""
+    def _start(self, words: list[str], environ: Mapping[str, str]) -> None:
+        for _ in range(2):
+            self._files.append(os.fdopen(os.memfd_create(self.name), "rb+"))
+        out, err = self._files
+        # The limit must hold before the tool's first step: it may start programs of its own.  No thread runs yet.
+        self._process = subprocess.Popen(  # noqa: S603  found on the user's own PATH
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={name: text for name, text in environ.items() if not name.startswith(OUR_PREFIX)},
+            start_new_session=True,
+            preexec_fn=_limit_files,  # noqa: PLW1509
+        )
+
+    def answer(self, deadline: float) -> str:
+        """What it printed by the deadline; ``error`` is set where that is nothing, or not all.  To be asked once."""
         if self._process is None:
-            return None
+            return ""
         try:
-            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+            return self._printed(self._process.wait(max(0.0, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
-            # Not waited for: a process that the kernel holds does not end by this, either.
-            self._process.kill()
             self.error = f"{self.name} did not answer in time"
-            return None
-        self._out.seek(0)
-        text = self._out.read(MAX_ANSWER + 1).decode("utf-8", "replace")
-        if status:
-            self._err.seek(0)
-            said = (self._err.read(4096).decode("utf-8", "replace") + text).strip().splitlines()
-            self.error = f"{self.name} failed with {status}" + (f": {clean(said[0])}" if said else "")
-            return None
-        if len(text) > MAX_ANSWER:
+            return ""
+        finally:
+            self.end()
+
+    def _printed(self, status: int) -> str:
+        self.status = status
+        out, err = (self._read(file) for file in self._files)
+        if len(out) >= MAX_ANSWER:
             self.error = f"{self.name} answered more than {MAX_ANSWER} bytes"
-            return None
+            return ""
+        text = out.decode("utf-8", "replace")
+        lines = [line for line in (err.decode("utf-8", "replace") + "\n" + text).splitlines() if line.strip()]
+        said = f": {clean(lines[0])}" if lines else ""
+        if status:
+            how = f"status {status}" if status > 0 else f"signal {-status}"
+            self.error = f"{self.name} failed with {how}{said}"
+        elif not text.strip():
+            self.error = f"{self.name} says nothing{said}"
         return text
+
+    @staticmethod
+    def _read(file: BinaryIO) -> bytes:
+        file.seek(0)
+        return file.read(MAX_ANSWER)
+
+    def end(self) -> None:
+        """End what still runs of it, and forget what it printed."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECS)
+        while self._files:
+            self._files.pop().close()
+
+
+def _limit_files() -> None:
+    """The kernel ends a tool that writes without end."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ANSWER, MAX_ANSWER))
 
 
 class Asking:
@@ -93,51 +134,74 @@ class Asking:
         self._environ = environ
         self._nvidia = Question(NVIDIA, environ)
         self._amd = Question(AMD, environ)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the tools that are still asked."""
+        atexit.unregister(self.close)
+        self._nvidia.end()
+        self._amd.end()
 
     def inventory(self, timeout: float = 10.0) -> Inventory:
-        """This machine's GPUs; never longer than ``timeout`` seconds, and a few."""
-        deadline = time.monotonic() + timeout
+        """This machine's GPUs; takes ``timeout`` seconds at most, and half a second for each tool to be ended."""
+        try:
+            return self._inventory(time.monotonic() + timeout)
+        finally:
+            self.close()
+
+    def _inventory(self, deadline: float) -> Inventory:
         notes: list[str] = []
         for vendor, ask in (("NVIDIA", self._ask_nvidia), ("AMD", self._ask_amd)):
-            gpus, error = ask(deadline)
+            gpus, note = ask(deadline)
+            if note is not None:
+                notes.append(note if gpus else f"{note}: no {vendor} GPU is known")
             if gpus:
                 return Inventory(vendor, tuple(gpus), tuple(notes))
-            if error is not None:
-                notes.append(f"{error}: no {vendor} GPU is offered")
-        if self._nvidia.absent and self._amd.absent:
-            notes = ["neither nvidia-smi nor rocm-smi is on PATH, so this host has no GPU to offer"]
-        return Inventory(None, (), tuple(notes) or ("the GPU tools list no GPU",))
+        return Inventory(None, (), tuple(notes) or ("neither nvidia-smi nor rocm-smi is on PATH: no GPU is known",))
 
     def _ask_nvidia(self, deadline: float) -> tuple[list[Gpu], str | None]:
         question = self._nvidia
         text = question.answer(deadline)
-        if text is None and not question.absent and time.monotonic() < deadline:
+        if question.error is not None and "compute_cap" in question.error + text:
             question = Question(OLD_NVIDIA, self._environ)
             text = question.answer(deadline)
-        if text is None:
-            return [], None if question.absent else question.error
-        gpus = parse_nvidia(text)
-        return gpus, None if gpus else "nvidia-smi lists no GPU that can be read"
+        if question.absent or (question.error is not None and question.status != INFOROM_STATUS):
+            return [], question.error
+        other = [line for line in text.split("\n") if line.strip() and _nvidia_gpu(line) is None]
+        return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else question.error
 
     def _ask_amd(self, deadline: float) -> tuple[list[Gpu], str | None]:
-        text = self._amd.answer(deadline)
-        if text is None:
-            return [], None if self._amd.absent else self._amd.error
-        gpus = parse_amd(text)
-        return gpus, None if gpus else "rocm-smi lists no GPU that can be read"
+        # It fails where one card does not tell one thing, and has told the rest.
+        gpus = parse_amd(self._amd.answer(deadline))
+        if gpus or self._amd.absent:
+            return gpus, None
+        return [], self._amd.error or "rocm-smi lists no GPU that can be read"
 
 
 def clean(text: str) -> str:
     """A tool's text, printable and short enough for a label or a line."""
-    printable = "".join(char if char.isprintable() else "?" for char in text.strip())
+    printable = "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT_BYTES].strip())
     return printable.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
 def _label(name: str, vendor: str, mib: float | None, arch: str) -> str:
     named = name if name.upper().startswith(vendor) else f"{vendor} {name}"
-    # Tools tell what is left of the card's memory in MiB: the nearest GiB is the figure on its box.
-    facts = [*([f"{round(mib / 1024)}GB"] if mib else []), *([arch] if arch else [])]
+    facts = [*([_memory(mib)] if mib else []), *([arch] if arch else [])]
     return clean(named + (f" ({', '.join(facts)})" if facts else ""))
+
+
+def _memory(mib: float) -> str:
+    """A card's memory as people say it: 80GB for 81559 MiB, 24GB for 23028 MiB.
+
+    Drivers keep some for themselves, so whole GiB are rounded up.  On cards of
+    up to 48 GB error correction takes a sixteenth, too; those have multiples of 4.
+    """
+    gib = mib / 1024
+    if gib < 1:
+        return f"{mib:.0f}MB"
+    whole = math.ceil(gib - 0.01)
+    nominal = math.ceil(whole / 4) * 4
+    return f"{nominal if nominal <= 48 and gib >= nominal * 14 / 15 else whole}GB"
 
 
 def _number(text: str) -> float | None:
@@ -145,55 +209,77 @@ def _number(text: str) -> float | None:
 
 
 def parse_nvidia(text: str) -> list[Gpu]:
-    """The GPUs of nvidia-smi's CSV, in its order; rows that cannot be read are left out."""
-    gpus = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        index = _number(row[0].strip()) if len(row) >= 4 else None
-        if index is None or index != int(index):
-            continue
-        uuid, name, memory = (cell.strip() for cell in row[1:4])
-        capability = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", row[4].strip()) if len(row) > 4 else None
-        digits = "".join(capability.groups()) if capability else ""
-        label = _label(name, "NVIDIA", _number(memory), f"sm_{digits}" if digits else "")
-        gpus.append(Gpu(int(index), clean(uuid), label, f"sm{digits}" if digits else ""))
-    return gpus
+    """The GPUs of nvidia-smi's lines, in its order; those that cannot be read are left out, and so is a lost GPU."""
+    return [gpu for line in text.split("\n") if (gpu := _nvidia_gpu(line)) is not None]
+
+
+def _nvidia_gpu(line: str) -> Gpu | None:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) not in (4, 5):
+        return None
+    index, uuid, name, memory, capability = [*cells, ""][:5]
+    # In place of a value there may be a reason in brackets: [N/A], [Unknown Error], [GPU is lost].
+    if not re.fullmatch(r"[0-9]{1,4}", index) or not name or name.startswith("["):
+        return None
+    found = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", capability)
+    digits = "".join(found.groups()) if found else ""
+    label = _label(name, "NVIDIA", _number(memory), digits and f"sm_{digits}")
+    known = uuid if re.fullmatch(r"GPU-[0-9A-Za-z-]{1,80}", uuid) else ""
+    return Gpu(int(index), known, label, digits and f"sm{digits}")
 
 
 def parse_amd(text: str) -> list[Gpu]:
-    """The GPUs of rocm-smi's JSON, by card number; its keys have changed their case over the years."""
+    """The GPUs of rocm-smi's JSON, in the order in which HIP counts them; a warning may stand before it."""
     try:
-        cards = json.loads(text)
-    except (ValueError, RecursionError):
+        cards, _ = json.JSONDecoder().raw_decode(text, text.find("{"))
+    except (ValueError, IndexError, RecursionError):
         return []
-    found = []
+    found = {}
     for card, facts in cards.items() if isinstance(cards, dict) else ():
-        number = re.fullmatch(r"card([0-9]{1,4})", str(card))
+        number = re.fullmatch(r"card([0-9]{1,4})", card)
         if number is not None and isinstance(facts, dict):
-            found.append(_amd_gpu(int(number[1]), {str(key).lower(): str(value) for key, value in facts.items()}))
-    return sorted(found, key=lambda gpu: gpu.index)
+            # The keys have changed their case over the years.
+            found[int(number[1])] = {key.lower(): str(value).strip() for key, value in facts.items()}
+    # HIP and ROCR count by the kernel's node, which need not be the order of the tool's cards.
+    nodes = {
+        int(node): facts for facts in found.values() if re.fullmatch(r"[0-9]{1,4}", node := facts.get("node id", ""))
+    }
+    in_order = dict(enumerate(nodes[node] for node in sorted(nodes))) if len(nodes) == len(found) else found
+    return [_amd_gpu(index, in_order[index]) for index in sorted(in_order)]
 
 
-def _amd_gpu(index: int, facts: Mapping[str, Any]) -> Gpu:
-    def first(*keys: str) -> str:
-        return next((facts[key] for key in keys if facts.get(key) not in (None, "", "N/A")), "")
-
-    name = first("card series", "card model", "device name") or "GPU"
-    total = _number(first("vram total memory (b)"))
-    arch = first("gfx version")
-    arch = arch if re.fullmatch(r"gfx[0-9a-f]{3,6}", arch) else ""
-    unique = first("unique id").removeprefix("0x")
-    uuid = f"GPU-{unique}" if re.fullmatch(r"[0-9a-fA-F]{1,32}", unique) else ""
+def _amd_gpu(index: int, facts: Mapping[str, str]) -> Gpu:
+    # Names that the tool does not know are hexadecimal identifiers, or words such as N/A.
+    names = (facts.get(key, "") for key in ("card series", "device name", "card model", "card sku"))
+    name = next((name for name in names if name not in ("", "N/A", "unknown") and not _HEX_ID.fullmatch(name)), "GPU")
+    total = _number(facts.get("vram total memory (b)", ""))
+    unique = facts.get("unique id", "")
+    # The tool drops leading zeros; the names that ROCm's runtime takes have all 16 digits.
+    uuid = f"GPU-{unique[2:].lower():0>16}" if _HEX_ID.fullmatch(unique) and len(unique) <= 18 else ""
+    arch = _gfx(facts.get("gfx version", ""))
     return Gpu(index, uuid, _label(name, "AMD", total / (1 << 20) if total else None, arch), arch)
 
 
+def _gfx(text: str) -> str:
+    """An architecture; ROCm 6.0 has its last digit decimal, gfx9010 for gfx90a."""
+    decimal = re.fullmatch(r"gfx90(1[0-5])", text)
+    if decimal:
+        return f"gfx90{int(decimal[1]):x}"
+    return text if re.fullmatch(r"gfx[0-9][0-9a-f]{2,5}", text) else ""
+
+
 def installed_nccl(paths: Sequence[str]) -> tuple[int, int, int] | None:
-    """The NCCL beside an installed torch, by the names of files on ``paths``; None where there is none."""
+    """The NCCL beside an installed torch, by the names of files on ``paths``; None where there is none, or several."""
     for path in paths:
         folder = Path(path or ".")
-        if not (folder / "torch").is_dir():
+        try:
+            if not (folder / "torch" / "__init__.py").is_file():
+                continue
+            names = [entry.name for entry in folder.glob("nvidia_nccl_cu*.dist-info")]
+        except OSError:
             continue
-        versions = [match for entry in folder.glob("nvidia_nccl_cu*.dist-info") if (match := _NCCL.match(entry.name))]
+        versions = {match.groups() for name in names if (match := _NCCL.match(name))}
         if len(versions) == 1:
-            major, minor, patch = (int(part) for part in versions[0].groups())
+            major, minor, patch = (int(part) for part in versions.pop())
             return major, minor, patch
     return None

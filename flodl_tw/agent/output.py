@@ -160,6 +160,11 @@ class Sink:
         # Paused changes in the reactor's thread alone, so that no late resume follows a newer pause.
         self._paused = self._asked = self._closing = self._given_up = False
 
+    @property
+    def paused(self) -> bool:
+        """Whether it has asked for a pause that is not over."""
+        return self._paused
+
     def write(self, fd: int, data: bytes) -> None:
         """Have ``data``, whole lines, written; never blocks, never raises.  After ``close`` it is dropped."""
         with self._lock:

@@ -26,9 +26,11 @@ BOOTSTRAP_VARIABLE: Final = "FLODL_INTERNAL_AGENT_JSON"
 HOST_VARIABLE: Final = "FLODL_HOST_NAME"
 ENVIRONMENT_PREFIX: Final = "FLODL_TW_"
 MAX_GRACE: Final = 24 * 3600
+MAX_SHOWN: Final = 100
+"""Characters of a value that an error repeats."""
 _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
+_DECIMAL = re.compile(r"([0-9]{1,9}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _YES: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
@@ -85,9 +87,9 @@ class Texts:
         self._environ = environ
 
     def get(self, name: str) -> str | None:
-        """The option's text, or None where nobody gave it."""
+        """The option's text, or None where nobody gave it; a variable that is empty gives nothing."""
         given = self._options.get(name)
-        return given if given is not None else self._environ.get(environment_name(name))
+        return given if given is not None else self._environ.get(environment_name(name)) or None
 
     def source(self, name: str) -> str:
         """The option, or the variable that gave it."""
@@ -95,7 +97,12 @@ class Texts:
 
     def wrong(self, name: str, limit: str, way_out: str) -> SettingError:
         """The error for the option's value."""
-        return SettingError(self.source(name), repr(self.get(name)), limit, way_out)
+        return SettingError(self.source(name), shown(self.get(name) or ""), limit, way_out)
+
+    def text(self, name: str) -> str | None:
+        """A text that goes over the wire."""
+        text = self.get(name)
+        return None if text is None else _utf8(self.source(name), text)
 
     def flag(self, name: str) -> bool:
         """Whether an option without a value is on."""
@@ -134,6 +141,20 @@ class Texts:
         return bytes.fromhex(text)
 
 
+def shown(text: str) -> str:
+    """A value for people, in quotes; a long one is cut."""
+    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…")
+
+
+def _utf8(source: str, text: str) -> str:
+    """``text``, which the system gave us; SettingError where its bytes were no UTF-8, which the wire has alone."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise SettingError(source, shown(text), "it is not UTF-8", "give a text that is") from None
+    return text
+
+
 def environment_name(option: str) -> str:
     """The variable that gives an option: ``FLODL_TW_STOP_GRACE`` for ``stop-grace``."""
     return ENVIRONMENT_PREFIX + option.upper().replace("-", "_")
@@ -145,9 +166,14 @@ def find_program(words: list[str]) -> tuple[str, ...]:
         raise SettingError("PROGRAM", "", "there is none", "give it after --, with its arguments")
     found = shutil.which(words[0])
     if found is None:
-        reason = "it cannot be executed" if os.path.exists(words[0]) else "it is not on PATH, nor a file"
-        raise SettingError("PROGRAM", repr(words[0]), reason, "give the path of an executable file")
+        raise SettingError("PROGRAM", shown(words[0]), _why_not(words[0]), "give the path of an executable file")
     return (os.path.abspath(found), *words[1:])
+
+
+def _why_not(program: str) -> str:
+    if not os.path.dirname(program):
+        return "it is not on PATH"
+    return "it cannot be executed" if os.path.exists(program) else "there is no such file"
 
 
 def given_token(texts: Texts, environ: Mapping[str, str]) -> bytes | None:
@@ -175,6 +201,8 @@ def _log_dir(texts: Texts) -> Path | None:
     text = texts.get("log-dir")
     if text is None:
         return None
+    if not text:
+        raise texts.wrong("log-dir", "it names no folder", "name a folder of your own")
     path = Path(text).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -184,6 +212,15 @@ def _log_dir(texts: Texts) -> Path | None:
     if not usable:
         raise texts.wrong("log-dir", "it cannot be written to", "name a folder of your own")
     return path
+
+
+def _host(texts: Texts, environ: Mapping[str, str]) -> str:
+    """This host's name, from the first of its sources that has one."""
+    given = texts.text("host")
+    if given:
+        return given
+    name = environ.get(HOST_VARIABLE)
+    return _utf8(HOST_VARIABLE, name) if name else _utf8("this machine's host name", socket.gethostname())
 
 
 def _share(texts: Texts) -> float | None:
@@ -212,17 +249,17 @@ def read_settings(
     try:
         controller = parse_endpoint(options["controller"])
     except ValueError as error:
-        raise SettingError("HOST[:PORT]", repr(options["controller"]), str(error), "name the controller") from None
+        raise SettingError("HOST[:PORT]", shown(options["controller"]), str(error), "name the controller") from None
     grace = texts.decimal("stop-grace", MAX_GRACE)
     settings = AgentSettings(
         controller=controller,
-        host=texts.get("host") or environ.get(HOST_VARIABLE) or socket.gethostname(),
+        host=_host(texts, environ),
         program=find_program(program),
         token=token or given_token(texts, environ),
-        libtorch=texts.get("libtorch"),
+        libtorch=texts.text("libtorch"),
         nccl_version=_nccl_version(texts) or nccl,
         dataset_sig=texts.signature("dataset-sig") or bytes(SIGNATURE_BYTES),
-        run_id=texts.get("run-id"),
+        run_id=texts.text("run-id"),
         model_sig=texts.signature("model-sig"),
         data_path=texts.get("data-path"),
         gpu_ram_share=_share(texts),
