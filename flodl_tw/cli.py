@@ -134,8 +134,9 @@ def agent_main() -> int:
 
 def _guarded(command: Callable[..., int], options: Mapping[str, Any], program: list[str]) -> int:
     _open_standard_descriptors()
-    # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     environ = dict(os.environ)
     for name in ("FLODL_JOIN_TOKEN", "FLODL_INTERNAL_AGENT_JSON"):
         # Nothing that we start needs it from here on.
@@ -202,8 +203,7 @@ def _bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappi
 
     if BOOTSTRAP_VARIABLE not in environ:
         if environ.get(PROBE_VARIABLE):
-            words = find_program(program)
-            os.execve(words[0], words, dict(environ))  # noqa: S606
+            _become(find_program(program), environ)
         raise SettingError(
             BOOTSTRAP_VARIABLE, "", "it is not set", "start this by fdl join --bin, or use flodl-tw join"
         )
@@ -219,6 +219,19 @@ def _bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappi
     for note in (*warnings, *choice.notes):
         _say(note)
     return _run_agent(settings, choice, environ)
+
+
+def _become(words: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Be the program from here on, with an ordinary start: without what is ours."""
+    from flodl_tw.agent.settings import ENVIRONMENT_PREFIX
+    from flodl_tw.state_folder import TOKEN_VARIABLE
+
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        # Python ignores them, and that would pass on.
+        signal.signal(number, signal.SIG_DFL)
+    kept = {name: text for name, text in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    kept.pop(TOKEN_VARIABLE, None)
+    os.execve(words[0], words, kept)  # noqa: S606
 
 
 def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
@@ -279,7 +292,13 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
     status = [1]
 
     def say(line: str) -> None:
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            # Its reader has seen enough; what Python still holds of it goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
 
     def finished(result: Any) -> None:
         if isinstance(result, Failure):
@@ -289,7 +308,8 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
         reactor.stop()
 
     reactor.callWhenRunning(lambda: Deferred.fromCoroutine(question(make_http(reactor), say)).addBoth(finished))
-    reactor.run()
+    # Nothing here outlives a signal, so each does what it does to any program.
+    reactor.run(installSignalHandlers=False)
     return status[0]
 
 

@@ -66,7 +66,6 @@ class LocalController:
             after_run=AfterRun.EXIT,
             finished=lambda phase: None if self._over.called else self._over.callback(None),
         )
-        # Not raised: the ranks would inherit it.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._front = FrontDoor(reactor, limits, capacity=max(descriptors - SPARE_DESCRIPTORS, descriptors // 2))
         bound = sockets.listen(LOOPBACK, 0, limits)

@@ -19,7 +19,7 @@ from flodl_tw.agent.processes import Guardian, SessionProcess, spawn
 PARTIAL_SECS: Final = 1.0
 """How long an unfinished line waits for its end."""
 DRAIN_SECS: Final = 2.0
-"""What output has to arrive in after everything of the host has ended; a process that got away may hold it open."""
+"""How long output may stand still after everything of the host has ended; a process that got away may hold it open."""
 POLL_SECS: Final = 0.1
 """How often sessions that are ending are looked at."""
 KERNEL_SECS: Final = 30.0
@@ -46,6 +46,7 @@ class Child(ProcessProtocol):
         self._timers: dict[int, IDelayedCall] = {}
 
     def childDataReceived(self, number: int, data: bytes) -> None:
+        self._children.received += len(data)
         if number in self._files:
             self._children.sink.write(self._files[number], data)
         cutter = self._cutters[number]
@@ -107,6 +108,8 @@ class Children:
         self._say = say
         self._children: list[Child] = []
         self._sessions: set[int] = set()
+        self.received = 0
+        """Bytes of output so far."""
         self._kill_at: float | None = None
         self._poll: IDelayedCall | None = None
 
@@ -196,12 +199,19 @@ class Children:
     def _drain(self) -> None:
         for session in self._sessions:
             self._guardian.forget(session)
-        self._poll = self.clock.callLater(0, self._drained, self.clock.seconds() + DRAIN_SECS)
+        self._poll = self.clock.callLater(0, self._drained, self.clock.seconds(), self._progress())
 
-    def _drained(self, deadline: float) -> None:
+    def _progress(self) -> int:
+        """Goes up while output moves: into us, or out of us to a reader that is slower."""
+        return self.received + self.sink.written
+
+    def _drained(self, since: float, progress: int) -> None:
         open_ones = [child for child in self._children if not child.ended]
-        if open_ones and self.clock.seconds() < deadline:
-            self._poll = self.clock.callLater(POLL_SECS / 4, self._drained, deadline)
+        now = self.clock.seconds()
+        if self._progress() != progress and self._kill_at is None:
+            since, progress = now, self._progress()
+        if open_ones and now < since + DRAIN_SECS:
+            self._poll = self.clock.callLater(POLL_SECS / 4, self._drained, since, progress)
             return
         for child in open_ones:
             if child.process is not None:

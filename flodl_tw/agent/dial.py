@@ -100,6 +100,8 @@ class Dialer:
             addresses = await self._addresses()
         except OSError as why:
             raise DialError(f"the name {self._host!r} cannot be looked up: {why.strerror or why}") from None
+        if not addresses:
+            raise DialError(f"the name {self._host!r} has no address")
         return await Race(self._reactor, addresses, self._port, self._connect_secs).run(factory)
 
     async def _addresses(self) -> list[str]:
@@ -145,8 +147,6 @@ class Race:
         return self._won
 
     def _start_one(self) -> None:
-        if not self._waiting:
-            return
         address = self._waiting.pop(0)
         kind = TCP6ClientEndpoint if ":" in address else TCP4ClientEndpoint
         connecting = kind(self._reactor, address, self._port, timeout=self._connect_secs).connect(self._factory)
@@ -157,11 +157,9 @@ class Race:
 
     def _connected(self, protocol: Any, address: str) -> None:
         self._running.pop(address, None)
+        # Those that are given up connect no more, so no other comes here.
         self._stop()
-        if self._won.called:
-            protocol.transport.abortConnection()
-        else:
-            self._won.callback(protocol)
+        self._won.callback(protocol)
 
     def _failed(self, failure: Failure, address: str) -> None:
         self._running.pop(address, None)

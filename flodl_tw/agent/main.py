@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,11 +17,11 @@ from flodl_tw.agent.agent import Agent
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import Outcome
 from flodl_tw.agent.output import Sink
-from flodl_tw.agent.processes import ENDING, PASSED_ON, Guardian
+from flodl_tw.agent.processes import ENDING, PASSED_ON, Guardian, raise_descriptor_limit
 from flodl_tw.agent.settings import AgentSettings
 
 FLUSH_SECS: Final = 5.0
-"""What a reader of our output has to take the rest of it."""
+"""How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
 ERR: Final = 2
 
 
@@ -35,6 +38,8 @@ class Agents:
         )
         self._guardian = Guardian(reactor, stop_grace, environ)
         self._agents: list[Agent] = []
+        self._hurried = False
+        raise_descriptor_limit()
 
     def add(self, settings: AgentSettings, choice: Choice) -> Agent:
         """One more host."""
@@ -55,12 +60,15 @@ class Agents:
 
     def signalled(self, number: int) -> None:
         """A signal came to this process."""
+        self._hurried |= number in ENDING
         self._each(lambda agent: agent.signalled(number))
 
     def close(self) -> None:
         """After the last: let the guardian go, and write what is left to write.  It may block for a few seconds."""
         self._guardian.close()
-        self.sink.close(FLUSH_SECS)
+        left = self.sink.close(FLUSH_SECS, FLUSH_SECS if self._hurried else math.inf)
+        if left and select.select([], [ERR], [], 0)[1]:
+            os.write(ERR, f"flodl-tw: {left} bytes of output are lost: nobody took them\n".encode())
 
     def _each(self, do: Callable[[Agent], None]) -> None:
         for agent in self._agents:

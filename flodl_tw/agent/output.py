@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -157,6 +158,8 @@ class Sink:
         self._queues: dict[int, deque[tuple[int, bytes, int]]] = {}
         """By descriptor: when it came, the bytes, and how many of them are written.  None is empty."""
         self._came = self._queued = 0
+        self.written = 0
+        """Bytes that readers have taken so far."""
         # Paused changes in the reactor's thread alone, so that no late resume follows a newer pause.
         self._paused = self._asked = self._closing = self._given_up = False
 
@@ -180,19 +183,26 @@ class Sink:
         if pause:
             self._pause()
 
-    def close(self, seconds: float) -> bool:
-        """Wait so long for what is queued; whether nothing is left.  For the very end: it blocks."""
+    def close(self, seconds: float, most: float = math.inf) -> int:
+        """Wait for what is queued; how many bytes were left, for no reader took any in ``seconds``.
+
+        ``most`` is for all of it.  For the very end: it blocks.
+        """
         with self._lock:
             self._closing = True
             self._ring()
         thread = self._thread
         if thread is not None:
-            thread.join(seconds)
+            end = time.monotonic() + most
+            before = -1
+            while thread.is_alive() and before != self.written and (left := end - time.monotonic()) > 0:
+                before = self.written
+                thread.join(min(seconds, left))
             with self._lock:
                 # What was too slow is given up, so that nothing is written once the owner goes on.
                 self._given_up = True
                 self._ring()
-        return not self._queues
+        return self._queued
 
     def _start(self) -> None:
         # At the first write, since a thread doesn't live through a daemon's fork.
@@ -261,6 +271,7 @@ class Sink:
                 queue.appendleft((came, data, start + count))
             elif not queue:
                 del self._queues[fd]
+            self.written += count
         self._drained(count)
 
     def _break(self, fd: int, error: OSError) -> None:

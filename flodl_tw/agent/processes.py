@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from flodl_tw import sockets
 from flodl_tw.agent import guardian
 from flodl_tw.agent.guardian import Sessions
 
@@ -32,6 +34,9 @@ class SessionProcess(Process):
     Twisted offers ``_setupChild`` to subclasses and no other way to a session.
     """
 
+    inherited: tuple[int, int] | None = None
+    """The descriptor limits to give to children, where ours were raised."""
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # A signal that comes between the fork and the child's own handlers must neither be lost
         # nor be handled by what the agent has installed.
@@ -45,10 +50,19 @@ class SessionProcess(Process):
         return False
 
     def _setupChild(self, fdmap: dict[int, int]) -> None:
+        try:
+            self._prepare(fdmap)
+        except OSError as error:
+            os.write(2, f"flodl-tw: a process cannot be prepared: {error.strerror}\n".encode())
+            os._exit(NOT_RUN)
+
+    def _prepare(self, fdmap: dict[int, int]) -> None:
         signal.set_wakeup_fd(-1)
         for number in (*PASSED_ON, *ENDING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         super()._setupChild(fdmap)
+        if self.inherited is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.inherited)
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if os.read(GO, 1) != b"g":
@@ -64,6 +78,12 @@ class SessionProcess(Process):
         except OSError as error:
             os.write(2, f"flodl-tw: {executable} cannot be run: {error.strerror}\n".encode())
             os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN)
+
+
+def raise_descriptor_limit() -> None:
+    """Have room for many children's output; they themselves get the limit that we came with."""
+    SessionProcess.inherited = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sockets.raise_descriptor_limit()
 
 
 def spawn(

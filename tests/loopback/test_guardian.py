@@ -1,0 +1,267 @@
+"""The guardian with real processes: what is recorded ends with the agent, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+from flodl_tw.agent import guardian
+from flodl_tw.agent.guardian import Sessions, end, follow
+from tests.loopback.process import WAIT, alive, until
+
+SLEEP = ("sleep", "60")
+STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; sleep 60; sleep 60")
+FAMILY = ("sh", "-c", "sleep 60 & echo $!; wait")
+"""Prints its child's id."""
+ORPHAN = ("sh", "-c", "sleep 60 >/dev/null & echo $!")
+"""The same, and leaves it behind."""
+
+
+class SessionTestCase(unittest.TestCase):
+    """Starts processes, each in a session of its own, and kills what is left of them."""
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """A process that leads a session; it and what its session holds is gone at the end of the test."""
+        process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(self.remove, process)
+        return process
+
+    def remove(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait(WAIT)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def line(self, process: subprocess.Popen[str]) -> str:
+        """The next line that it prints."""
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def family(self, words: tuple[str, ...]) -> tuple[subprocess.Popen[str], int]:
+        """A process, and the id of the one that it started."""
+        process = self.start(*words)
+        child = int(self.line(process))
+        self.addCleanup(self.kill, child)
+        return process, child
+
+    def kill(self, pid: int) -> None:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+    def recorded(self, *processes: subprocess.Popen[str]) -> Sessions:
+        sessions = Sessions()
+        for process in processes:
+            sessions.record(process.pid)
+        return sessions
+
+
+class TestSessions(SessionTestCase):
+    """Which processes belong to a session."""
+
+    def test_a_session_s_processes_are_its_leader_and_all_that_it_started(self) -> None:
+        first, (second, child) = self.start(*SLEEP), self.family(FAMILY)
+        self.start(*SLEEP)
+        found = self.recorded(first, second).processes()
+        self.assertEqual(
+            {session: set(pids) for session, pids in found.items()},
+            {
+                first.pid: {first.pid},
+                second.pid: {second.pid, child},
+            },
+        )
+
+    def test_what_is_not_recorded_is_none(self) -> None:
+        self.start(*SLEEP)
+        self.assertEqual(Sessions().processes(), {})
+        self.assertEqual(Sessions().signal(signal.SIGKILL), 0)
+
+    def test_a_process_that_waits_to_be_reaped_is_none(self) -> None:
+        process = self.start("true")
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        self.assertEqual(self.recorded(process).processes(), {})
+
+    def test_a_command_may_have_any_name(self) -> None:
+        process = self.start(sys.executable, "-c", NAMED)
+        self.assertEqual(self.line(process), "ready")
+        self.assertEqual(self.recorded(process).processes(), {process.pid: [process.pid]})
+
+    def test_a_session_goes_on_after_its_leader(self) -> None:
+        process, child = self.family(ORPHAN)
+        process.wait(WAIT)
+        sessions = self.recorded(process)
+        sessions.leader_gone(process.pid)
+        self.assertEqual(sessions.processes(), {process.pid: [child]})
+        self.assertEqual(sessions.signal(signal.SIGKILL), 1)
+        until(lambda: not sessions.processes(), "the end of what was left")
+
+    def test_an_id_that_a_new_process_has_is_not_the_old_session(self) -> None:
+        process = self.start(*SLEEP)
+        sessions = self.recorded(process)
+        sessions.leader_gone(process.pid)
+        self.assertEqual(sessions.signal(signal.SIGKILL), 0)
+        self.assertEqual((len(sessions), process.poll()), (0, None))
+
+    def test_a_signal_may_be_for_some_sessions_only(self) -> None:
+        first, second = self.start(*SLEEP), self.start(*SLEEP)
+        sessions = self.recorded(first, second)
+        self.assertEqual(sessions.ids(), [first.pid, second.pid])
+        self.assertEqual(sessions.signal(signal.SIGTERM, {second.pid}), 1)
+        self.assertEqual(second.wait(WAIT), -signal.SIGTERM)
+        self.assertIsNone(first.poll())
+
+    def test_what_is_forgotten_is_left_alone(self) -> None:
+        process = self.start(*SLEEP)
+        sessions = self.recorded(process)
+        sessions.forget(process.pid)
+        sessions.forget(process.pid)
+        sessions.leader_gone(process.pid)
+        self.assertEqual((len(sessions), sessions.processes()), (0, {}))
+
+
+NAMED = """
+import time
+with open("/proc/self/comm", "w") as name:
+    name.write("a) Z 1 (b\\n")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class TestFollow(unittest.TestCase):
+    """The agent's lines."""
+
+    def followed(self, *pieces: bytes) -> Sessions:
+        """What is recorded after these pieces, each read by itself, and the end of the pipe."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            for piece in pieces:
+                ours.send(piece)
+            ours.close()
+            sessions = Sessions()
+            follow(theirs.fileno(), sessions)
+        return sessions
+
+    def test_lines_come_in_any_pieces(self) -> None:
+        data = b"+101\n+102\n+103\n.102\n-101\n"
+        for size in (1, 2, 3, 7, len(data)):
+            with self.subTest(size=size):
+                pieces = [data[start : start + size] for start in range(0, len(data), size)]
+                self.assertEqual(self.followed(*pieces).ids(), [102, 103])
+
+    def test_an_unfinished_line_at_the_end_is_no_order(self) -> None:
+        self.assertEqual(self.followed(b"+101\n", b"-10").ids(), [101])
+
+    def test_no_line_is_no_session(self) -> None:
+        self.assertEqual(self.followed().ids(), [])
+
+
+class TestEnd(SessionTestCase):
+    """SIGTERM, the grace, SIGKILL."""
+
+    def test_who_obeys_goes_by_sigterm_and_nobody_waits_for_the_grace(self) -> None:
+        process = self.start(*SLEEP)
+        began = time.monotonic()
+        end(self.recorded(process), 30)
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
+
+    def test_who_ignores_sigterm_is_killed_after_the_grace_and_not_before(self) -> None:
+        process = self.start(*STUBBORN)
+        self.assertEqual(self.line(process), "ready")
+        began = time.monotonic()
+        end(self.recorded(process), 0.4)
+        self.assertGreaterEqual(time.monotonic() - began, 0.4)
+        self.assertEqual(process.wait(WAIT), -signal.SIGKILL)
+
+    def test_nothing_to_end_takes_no_time(self) -> None:
+        began = time.monotonic()
+        end(Sessions(), 30)
+        self.assertLess(time.monotonic() - began, 5)
+
+
+class TestProcess(SessionTestCase):
+    """The whole of it, as an agent starts it."""
+
+    def setUp(self) -> None:
+        self.guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guardian.__file__)), "0.4"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        self.addCleanup(self.close)
+
+    def close(self) -> None:
+        self.guardian.kill()
+        self.guardian.communicate()
+
+    def tell(self, *lines: str) -> None:
+        assert self.guardian.stdin is not None
+        self.guardian.stdin.write("".join(f"{line}\n" for line in lines))
+        self.guardian.stdin.flush()
+
+    def ended(self) -> str:
+        """The pipe ends, and it with it; gives what it said."""
+        _, err = self.guardian.communicate(timeout=WAIT)
+        self.assertEqual(self.guardian.returncode, 0)
+        return err
+
+    def ignores(self, number: int) -> bool:
+        """Whether it has come so far as to ignore the signal."""
+        status = Path(f"/proc/{self.guardian.pid}/status").read_text()
+        (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+
+    def gone(self, pid: int) -> Callable[[], bool]:
+        return lambda: not alive(pid)
+
+    def test_what_is_recorded_ends_with_the_pipe_and_a_bystander_does_not(self) -> None:
+        obeys, (family, child), stubborn = self.start(*SLEEP), self.family(FAMILY), self.start(*STUBBORN)
+        bystander, forgotten = self.start(*SLEEP), self.start(*SLEEP)
+        self.assertEqual(self.line(stubborn), "ready")
+        self.tell(*(f"+{process.pid}" for process in (obeys, family, stubborn, forgotten)), f"-{forgotten.pid}")
+        self.assertIsNone(obeys.poll())
+        said = self.ended()
+        self.assertEqual(said, "flodl-tw: the agent is gone; ending 3 sessions that it left\n")
+        ends = [process.wait(WAIT) for process in (obeys, family, stubborn)]
+        self.assertEqual(ends, [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL])
+        until(self.gone(child), "the end of the grandchild")
+        self.assertEqual((bystander.poll(), forgotten.poll()), (None, None))
+
+    def test_what_a_leader_left_behind_ends_too(self) -> None:
+        process, child = self.family(ORPHAN)
+        process.wait(WAIT)
+        self.tell(f"+{process.pid}", f".{process.pid}")
+        self.ended()
+        until(self.gone(child), "the end of what was left")
+
+    def test_an_id_that_has_passed_to_another_process_is_left_alone(self) -> None:
+        process = self.start(*SLEEP)
+        self.tell(f"+{process.pid}", f".{process.pid}")
+        self.assertEqual(self.ended(), "")
+        self.assertIsNone(process.poll())
+
+    def test_with_nothing_to_end_it_says_nothing(self) -> None:
+        process = self.start("true")
+        process.wait(WAIT)
+        self.tell(f"+{process.pid}", f".{process.pid}", f"-{process.pid}")
+        self.assertEqual(self.ended(), "")
+
+    def test_what_ends_an_agent_does_not_end_it(self) -> None:
+        process = self.start(*SLEEP)
+        self.tell(f"+{process.pid}")
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+        for number in numbers:
+            until(lambda number=number: self.ignores(number), f"that {number.name} is ignored")  # type: ignore[misc]
+            self.guardian.send_signal(number)
+        self.assertIsNone(self.guardian.poll())
+        self.assertEqual(self.ended(), "flodl-tw: the agent is gone; ending 1 sessions that it left\n")
+        self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
