@@ -8,10 +8,12 @@ tools run meanwhile.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from flodl_tw import __version__
@@ -234,10 +236,26 @@ def _become(words: tuple[str, ...], environ: Mapping[str, str]) -> None:
     os.execve(words[0], words, kept)  # noqa: S606
 
 
-def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
-    from flodl_tw.agent.main import Agents, run_reactor
+@contextmanager
+def _lean_imports() -> Iterator[None]:
+    """Import Twisted as if there were no TLS, which it allows for: a quarter of an agent's memory and start is TLS."""
+    absent = "OpenSSL" not in sys.modules
+    if absent:
+        sys.modules["OpenSSL"] = None  # type: ignore[assignment]
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if absent:
+            del sys.modules["OpenSSL"]
 
-    reactor = _reactor()
+
+def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
+    with _lean_imports():
+        from flodl_tw.agent.main import Agents, run_reactor
+
+        reactor = _reactor()
     agents = Agents(reactor, environ, settings.stop_grace)
     agents.add(settings, choice)
 

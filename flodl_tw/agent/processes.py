@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from twisted.internet.interfaces import IProcessProtocol
-from twisted.internet.process import Process
+from twisted.internet.process import Process, _listOpenFDs
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
@@ -143,6 +143,8 @@ class Guardian(ProcessProtocol):
         """Have it run, if it doesn't yet: it is small, and ready before the first rank is."""
         if self._pipe is not None or self._closing:
             return
+        # Twisted finds out how to list descriptors once a process, and a child's finding is lost to the next child.
+        _listOpenFDs()
         theirs, self._pipe = os.pipe()
         ours, go = _go_pipe()
         words = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), str(self._grace)]
