@@ -20,20 +20,18 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from flodl_tw.controller import AfterRun, Controller
+from flodl_tw.core import host_talk
 from flodl_tw.core.messages import (
     Accept,
     Hello,
     JoinMessage,
-    RankExited,
     RendezvousHello,
     RendezvousMessage,
     WorldFormed,
-    decode_join,
     decode_rendezvous,
-    encode_join,
     encode_rendezvous,
 )
-from flodl_tw.core.wire import JOIN_MAGIC, RENDEZVOUS_MAGIC, ZERO_KEY, FrameReader
+from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameReader
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
 from flodl_tw.run import RunSettings
@@ -53,45 +51,18 @@ def make_hello(host: str = "gpu-a", devices: int = 1, **fields: Any) -> Hello:
     return Hello(**{**base, **fields})
 
 
-class HostTalk:
-    """The agent's side of the join talk: messages to bytes and back, with no I/O.
-
-    ``token`` (16 bytes) is what the host was given; without one it joins under
-    open admission and takes the session salt from its Accept.
-    """
+class HostTalk(host_talk.HostTalk):
+    """The agent's side of the join talk, which keeps the world's envelope (None before WorldFormed)."""
 
     def __init__(self, version: int = 4, token: bytes | None = None) -> None:
-        self.version = version
-        self.join_key = ZERO_KEY if token is None else token
-        self.salt = token
-        self.ranks: tuple[int, ...] = ()
+        super().__init__(version, token)
         self.envelope: dict[str, Any] | None = None
-        self._reader = FrameReader(max_payload=1 << 24)
-
-    def hello(self, hello: Hello) -> bytes:
-        """The first bytes of a dial: the channel's magic and the hello."""
-        return JOIN_MAGIC + encode_join(self.join_key, self.version, hello)
-
-    def exited(self, rank: int, code: int = 0) -> bytes:
-        """A rank of this host ended; ``rank`` as its Accept named it."""
-        assert self.salt is not None
-        return encode_join(self.salt, self.version, RankExited(rank, code))
 
     def feed(self, data: bytes) -> list[JoinMessage]:
-        """The messages that ``data`` completes; each must verify under the key that its kind asks for."""
-        self._reader.feed(data)
-        messages = []
-        while (frame := self._reader.next_frame()) is not None:
-            message = decode_join(frame.payload, frame.version)
-            if isinstance(message, Accept):
-                self.ranks = message.ranks
-                self.salt = bytes.fromhex(message.salt_hex) if message.salt_hex else self.salt
+        messages = super().feed(data)
+        for message in messages:
             if isinstance(message, WorldFormed):
                 self.envelope = json.loads(bytes.fromhex(message.envelope_hex))
-            key = self.join_key if type(message).__name__ in ("Accept", "Reject") else self.salt
-            if frame.version != self.version or key is None or not frame.verifies(key):
-                raise AssertionError(f"{message} does not verify, or is not in version {self.version}")
-            messages.append(message)
         return messages
 
 

@@ -31,6 +31,7 @@ class HostTalk:
         """What keys the control link (16 bytes); None before an Accept under open admission."""
         self.ranks: tuple[int, ...] = ()
         """The ranks of the Accept."""
+        self._is_in = False
         self._reader = FrameReader(max_payload=MAX_ANSWER_BYTES)
 
     def hello(self, hello: Hello) -> bytes:
@@ -47,8 +48,9 @@ class HostTalk:
         """The messages that ``data`` completes.
 
         Raises WireError for one that does not parse, does not verify under
-        the key that its kind asks for, or is in another version; what came
-        before it in ``data`` is lost, for such a controller is not believed.
+        the key that its kind asks for, is in another version, or answers a
+        hello that has been accepted; what came before it in ``data`` is lost,
+        for such a controller is not believed.
         """
         self._reader.feed(data)
         messages = []
@@ -59,17 +61,22 @@ class HostTalk:
             answer = isinstance(message, Accept | Reject)
             key = self.join_key if answer else self.salt
             if key is None or not frame.verifies(key):
-                raise WireError(f"a {type(message).__name__} does not verify: its sender does not hold this run's key")
+                raise WireError(
+                    f"the {type(message).__name__} does not verify: its sender does not hold this run's key"
+                )
             if frame.version != self.version:
                 raise WireError(
-                    f"a {type(message).__name__} is in version {frame.version}, the hello in {self.version}"
+                    f"the {type(message).__name__} is in version {frame.version}, the hello in {self.version}"
                 )
+            if answer and self._is_in:
+                raise WireError(f"the {type(message).__name__} came after an Accept")
             if isinstance(message, Accept):
                 self._accepted(message)
             messages.append(message)
         return messages
 
     def _accepted(self, accept: Accept) -> None:
+        self._is_in = True
         self.ranks = accept.ranks
         if accept.salt_hex is None:
             if self.salt is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 
-from flodl_tw.core.addresses import Address, classify, show_endpoint
+from flodl_tw.core.addresses import DEFAULT_PORT, Address, classify, parse_endpoint, show_endpoint
 
 # as a socket names it, shown, loopback, private
 ADDRESSES = (
@@ -87,3 +87,66 @@ class TestAddresses(unittest.TestCase):
         for host, port, shown in ENDPOINTS:
             with self.subTest(host):
                 self.assertEqual(show_endpoint(host, port), shown)
+
+
+GIVEN_ENDPOINTS = (
+    ("gpu-a", ("gpu-a", DEFAULT_PORT)),
+    ("gpu-a:1", ("gpu-a", 1)),
+    ("gpu-a.example.:65535", ("gpu-a.example.", 65535)),
+    ("10.0.0.1:29500", ("10.0.0.1", 29500)),
+    ("10.0.0.1:00080", ("10.0.0.1", 80)),
+    ("::1", ("::1", DEFAULT_PORT)),
+    ("2001:db8::1:29500", ("2001:db8::1:29500", DEFAULT_PORT)),
+    ("[::1]", ("::1", DEFAULT_PORT)),
+    ("[::1]:1", ("::1", 1)),
+    ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+    ("bücher.example:1", ("bücher.example", 1)),
+    ("a" * 253 + ":1", ("a" * 253, 1)),
+)
+NO_ENDPOINT = (
+    ("", "'' names no host: write HOST or HOST:PORT"),
+    (":29500", "':29500' names no host: write HOST or HOST:PORT"),
+    ("[]:1", "'[]:1' names no host: write HOST or HOST:PORT"),
+    ("gpu a:1", "'gpu a:1' names no host: write HOST or HOST:PORT"),
+    ("gpu-a\n:1", "'gpu-a\\n:1' names no host: write HOST or HOST:PORT"),
+    ("gpu\u2003a:1", "'gpu\\u2003a:1' names no host: write HOST or HOST:PORT"),
+    ("http://gpu-a:1", "'http://gpu-a:1' names no host: write HOST or HOST:PORT"),
+    ("gpu-a/x", "'gpu-a/x' names no host: write HOST or HOST:PORT"),
+    ("a" * 254, f"{'a' * 254!r} names no host: write HOST or HOST:PORT"),
+    ("[::1:1", "'[::1:1' has no ] before its port: write [ADDRESS]:PORT"),
+    ("[::1]1", "'[::1]1' has no ] before its port: write [ADDRESS]:PORT"),
+    ("gpu-a:", "'gpu-a:' has the port '', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:0", "'gpu-a:0' has the port '0', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:65536", "'gpu-a:65536' has the port '65536', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:-1", "'gpu-a:-1' has the port '-1', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:1.0", "'gpu-a:1.0' has the port '1.0', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:１", "'gpu-a:１' has the port '１', the limits are 1 and 65535: write HOST:PORT"),
+    ("gpu-a:000080", "'gpu-a:000080' has the port '000080', the limits are 1 and 65535: write HOST:PORT"),
+    ("[::1]:", "'[::1]:' has the port '', the limits are 1 and 65535: write HOST:PORT"),
+    ("[::1]:x", "'[::1]:x' has the port 'x', the limits are 1 and 65535: write HOST:PORT"),
+)
+
+
+class TestGivenEndpoints(unittest.TestCase):
+    """How a person names a controller."""
+
+    def test_a_host_may_come_with_a_port(self) -> None:
+        for text, right in GIVEN_ENDPOINTS:
+            with self.subTest(text):
+                self.assertEqual(parse_endpoint(text), right)
+
+    def test_the_default_port_may_be_another(self) -> None:
+        self.assertEqual(parse_endpoint("gpu-a", 1337), ("gpu-a", 1337))
+        self.assertEqual(parse_endpoint("gpu-a:1", 1337), ("gpu-a", 1))
+
+    def test_what_names_no_endpoint_is_refused_with_what_is_wrong(self) -> None:
+        for text, error in NO_ENDPOINT:
+            with self.subTest(text), self.assertRaises(ValueError) as caught:
+                parse_endpoint(text)
+            self.assertEqual(str(caught.exception), error)
+
+    def test_what_is_shown_is_read_again(self) -> None:
+        for host, port, shown in ENDPOINTS:
+            if port:
+                with self.subTest(host):
+                    self.assertEqual(parse_endpoint(shown), (host, port))

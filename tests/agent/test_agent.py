@@ -1,0 +1,343 @@
+"""One host's agent on a clock, up to where ranks would start: what each answer leads to, and how it is stopped."""
+
+from __future__ import annotations
+
+import errno
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionRefusedError  # noqa: A004  Twisted's own
+
+from flodl_tw.agent.agent import REPLY_SECS, Agent
+from flodl_tw.agent.devices import without_gpus
+from flodl_tw.agent.outcome import Outcome, permanent, rank_failed, transient
+from flodl_tw.agent.processes import Guardian
+from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.core.messages import Abort, Accept, Hello, JoinMessage, RankExited, Reject, WorldFormed, encode_join
+from flodl_tw.core.wire import JOIN_MAGIC
+from flodl_tw.limits import CLOSE_GRACE
+from tests.agent.links import AgentTestCase, LinkTransport, done
+from tests.pumped import TOKEN
+
+HELLO = Hello("gpu-a", b"\0\1", (), "cpu", bytes(32))
+GREETING = JOIN_MAGIC + encode_join(TOKEN, 4, HELLO)
+ACCEPT = Accept((4, 5), None, 600)
+REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+AT = "127.0.0.1:29500"
+
+
+class Lines:
+    """Keeps what the agent says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def write(self, number: int, data: bytes) -> None:
+        assert number == 2
+        self.said.append(data.decode().removesuffix("\n").removeprefix("flodl-tw: gpu-a: "))
+
+
+class NoProcess(Guardian):
+    """A guardian that is counted and not started."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+
+class PumpedAgentTestCase(AgentTestCase):
+    """An agent whose dials and controller are the test's."""
+
+    kind: Any = Agent
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.begin()
+
+    def begin(self, **fields: Any) -> None:
+        """A new agent, which has begun."""
+        settings = AgentSettings(("127.0.0.1", 29500), "gpu-a", ("/bin/true",), **{"token": TOKEN, **fields})
+        self.sink = Lines()
+        self.guardian = NoProcess(self.reactor, 30, {})
+        sink: Any = self.sink
+        self.agent = self.kind(
+            self.reactor, settings, without_gpus(2), {}, sink=sink, guardian=self.guardian, jitter=lambda: 0.5
+        )
+        self.ran: Deferred[Outcome] = Deferred.fromCoroutine(self.agent.run())
+        # None may be left in the middle of its story.
+        self.addCleanup(self.agent.signalled, SIGTERM)
+
+    def greeted(self) -> LinkTransport:
+        """The controller takes the dial, and has the hello."""
+        self.reactor.thread_answers()
+        transport = self.reactor.take()
+        self.addCleanup(transport.handle.close)
+        self.assertEqual(transport.value(), GREETING)
+        transport.clear()
+        return transport
+
+    def send(self, transport: LinkTransport, *messages: JoinMessage) -> None:
+        transport.protocol.dataReceived(b"".join(encode_join(TOKEN, 4, message) for message in messages))
+
+    def ended(self) -> Outcome:
+        """How it ended; it leaves no timer and no dial."""
+        self.reactor.advance(0)
+        outcome: Outcome = self.successResultOf(self.ran)
+        self.assert_idle()
+        return outcome
+
+    def ended_with(self, status: int, text: str) -> None:
+        outcome = self.ended()
+        self.assertEqual((outcome.status, outcome.text), (status, text))
+        self.assertEqual(self.sink.said[-1], f"{text} (status {status})")
+
+
+class TestAnswers(PumpedAgentTestCase):
+    """What the controller says, and what comes of it."""
+
+    def test_a_reject_ends_it_by_its_word(self) -> None:
+        for reason, status in (("no-devices: bring one", 2), ("window-closed: late", 1), ("come back later", 1)):
+            with self.subTest(reason):
+                self.setUp()
+                transport = self.greeted()
+                self.send(transport, Reject(reason))
+                self.assertTrue(transport.disconnecting)
+                self.ended_with(status, f"the controller refuses this host: {reason}")
+
+    def test_three_hellos_that_are_closed_without_a_word_blame_the_token(self) -> None:
+        for time in range(3):
+            self.greeted().lose(done())
+            if time < 2:
+                self.assertEqual(self.sink.said[-1], f"{AT} closed the hello without a reply; trying again")
+                self.assertEqual(self.timers(), [0.5])
+                self.reactor.advance(0.5)
+        outcome = self.ended()
+        self.assertEqual((outcome.status, outcome.retry), (2, False))
+        self.assertIn("closed 3 hellos in a row without a reply: most likely the token", outcome.text)
+
+    def test_an_answer_to_a_later_hello_forgets_the_silent_ones(self) -> None:
+        for _ in range(2):
+            self.greeted().lose(done())
+            self.reactor.advance(0.5)
+        self.send(self.greeted(), Reject("window-closed: late"))
+        self.assertEqual(self.ended().status, 1)
+
+    def test_a_controller_that_says_nothing_is_given_up(self) -> None:
+        self.greeted()
+        self.assertEqual(self.timers(), [REPLY_SECS])
+        self.reactor.advance(REPLY_SECS)
+        self.ended_with(1, f"{AT} said nothing in time, though it holds the connection")
+
+    def test_the_deadline_for_a_reply_is_scaled(self) -> None:
+        self.send(self.greeted(), Reject("window-closed: late"))
+        self.ended()
+        self.begin(scale=2.0)
+        self.greeted()
+        self.assertEqual(self.timers(), [2 * REPLY_SECS])
+
+    def test_what_is_no_controller_is_named(self) -> None:
+        transport = self.greeted()
+        transport.protocol.dataReceived(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        self.ended_with(
+            1, f"{AT} does not answer as a controller does: closed by us, for frame magic is 48545450, not c4170df1"
+        )
+
+    def test_a_message_that_is_no_answer_is_named(self) -> None:
+        self.send(self.greeted(), Abort("over"))
+        self.ended_with(1, f"{AT} answered a hello with Abort")
+
+    def test_ranks_of_another_count_are_no_place(self) -> None:
+        self.send(self.greeted(), Accept((4,), None, 600))
+        self.ended_with(1, "the controller gave 1 ranks for 2 devices")
+        self.assertEqual(self.guardian.starts, 0)
+
+    def test_a_controller_that_never_answers_a_dial_is_transient(self) -> None:
+        self.reactor.thread_answers()
+        for _ in range(59):
+            self.reactor.refuse(REFUSED)
+            self.reactor.advance(0.5)
+            self.reactor.thread_answers()
+        self.reactor.refuse(REFUSED)
+        self.ended_with(1, f"{AT} did not answer in 60 attempts (127.0.0.1: connection refused)")
+
+
+class TestMember(PumpedAgentTestCase):
+    """A host that is in waits for its world."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.transport = self.greeted()
+        self.send(self.transport, ACCEPT)
+
+    def test_it_says_so_and_waits_as_long_as_the_accept_says(self) -> None:
+        self.assertEqual(self.sink.said, [f"joined {AT} with ranks 4-5; the world forms within 600 s"])
+        self.assertEqual(self.guardian.starts, 1)
+        self.assertEqual(self.timers(), [600 + REPLY_SECS])
+        self.reactor.advance(600 + REPLY_SECS)
+        self.ended_with(1, f"{AT} said nothing in time, though it holds the connection")
+
+    def test_an_abort_is_transient(self) -> None:
+        self.send(self.transport, Abort("quorum not met"))
+        self.ended_with(1, "the run was aborted: quorum not met")
+
+    def test_an_abort_and_the_close_in_one_are_an_abort(self) -> None:
+        self.send(self.transport, Abort("quorum not met"))
+        self.transport.lose(done())
+        self.ended_with(1, "the run was aborted: quorum not met")
+
+    def test_the_end_of_the_link_is_transient(self) -> None:
+        self.transport.lose(done())
+        self.ended_with(1, "the controller ended the link before the world formed (closed)")
+
+    def test_a_world_that_cannot_be_used_is_transient(self) -> None:
+        self.send(self.transport, WorldFormed("7b7d"))
+        outcome = self.ended()
+        self.assertEqual(outcome.status, 1)
+        self.assertTrue(outcome.text.startswith("the controller's world cannot be used: "), outcome.text)
+
+    def test_another_message_is_transient(self) -> None:
+        self.send(self.transport, RankExited(4, 0))
+        self.ended_with(1, "the controller sent RankExited where the world was due")
+
+    def test_a_wait_of_any_length_can_be_counted(self) -> None:
+        self.send(self.transport, Abort("x"))
+        self.ended()
+        self.begin()
+        self.send(self.greeted(), Accept((4, 5), None, (1 << 64) - 1))
+        self.assertEqual(self.timers(), [(1 << 31) + REPLY_SECS])
+
+
+class TestStop(PumpedAgentTestCase):
+    """SIGTERM, whatever it waits for."""
+
+    def stopped(self, number: int = SIGTERM, status: int = 143, name: str = "SIGTERM") -> None:
+        self.agent.signalled(number)
+        self.ended_with(status, f"stopped by {name}")
+
+    def test_while_the_name_is_looked_up(self) -> None:
+        self.stopped()
+        self.reactor.thread_answers()
+        self.assert_idle()
+
+    def test_while_it_dials(self) -> None:
+        self.reactor.thread_answers()
+        self.stopped()
+
+    def test_between_two_dials(self) -> None:
+        self.reactor.thread_answers()
+        self.reactor.refuse(REFUSED)
+        self.stopped()
+
+    def test_while_it_waits_for_the_reply(self) -> None:
+        transport = self.greeted()
+        self.stopped()
+        self.assertTrue(transport.disconnecting)
+
+    def test_between_two_hellos(self) -> None:
+        self.greeted().lose(done())
+        self.stopped()
+
+    def test_while_it_waits_for_the_world(self) -> None:
+        transport = self.greeted()
+        self.send(transport, ACCEPT)
+        self.stopped()
+        self.assertTrue(transport.disconnecting)
+
+    def test_while_the_controller_does_not_take_the_close(self) -> None:
+        self.reactor.thread_answers()
+        transport = self.reactor.take(reads=False)
+        self.send(transport, Reject("window-closed: late"))
+        self.assertNoResult(self.ran)
+        self.agent.signalled(SIGTERM)
+        outcome = self.successResultOf(self.ran)
+        self.assertEqual(outcome.status, 143)
+        self.reactor.advance(CLOSE_GRACE)
+        self.reactor.advance(0)
+        self.assertTrue(transport.aborted)
+        self.assert_idle()
+
+    def test_between_two_attempts(self) -> None:
+        self.stopped()
+        self.reactor.thread_answers()
+        self.begin(persist=True)
+        self.send(self.greeted(), Reject("window-closed: late"))
+        self.reactor.advance(0)
+        self.assertEqual(self.timers(), [5])
+        self.agent.signalled(SIGTERM)
+        self.assertEqual(self.ended().status, 143)
+
+    def test_under_persist_in_the_middle_of_an_attempt(self) -> None:
+        self.stopped()
+        self.reactor.thread_answers()
+        self.begin(persist=True)
+        self.greeted()
+        self.stopped()
+
+    def test_interrupt_and_hang_up_have_statuses_of_their_own(self) -> None:
+        self.stopped(SIGINT, 130, "SIGINT")
+        self.reactor.thread_answers()
+        self.begin()
+        self.stopped(SIGHUP, 129, "SIGHUP")
+
+    def test_a_second_signal_changes_nothing(self) -> None:
+        self.agent.signalled(SIGTERM)
+        self.agent.signalled(SIGINT)
+        self.assertEqual(self.ended().status, 143)
+
+    def test_a_user_s_signal_is_the_ranks_and_without_any_it_is_nothing(self) -> None:
+        self.agent.signalled(SIGUSR1)
+        self.assertNoResult(self.ran)
+        self.stopped()
+
+
+class ScriptedAgent(Agent):
+    """Its attempts end as a test says: how long ranks ran, and the outcome."""
+
+    script: list[tuple[float, Outcome]]
+
+    async def _attempt(self) -> Outcome:
+        self._ran_secs, outcome = self.script.pop(0)
+        return outcome
+
+
+class TestPersist(PumpedAgentTestCase):
+    """Attempt after attempt."""
+
+    kind = ScriptedAgent
+
+    def setUp(self) -> None:
+        AgentTestCase.setUp(self)
+
+    def delays(self, *script: tuple[float, Outcome]) -> list[float]:
+        """The pauses between the attempts of a script."""
+        ScriptedAgent.script = [*script, (0.0, permanent("enough"))]
+        self.begin(persist=True)
+        delays = []
+        while self.timers():
+            (delay,) = self.timers()
+            delays.append(delay)
+            self.assertEqual(self.sink.said[-1], f"dialing again in {delay:g} s (--persist)")
+            self.reactor.advance(delay)
+        self.assertEqual(self.ended().status, 2)
+        self.assertEqual(ScriptedAgent.script, [])
+        return delays
+
+    def test_the_pause_doubles_from_5_to_60_seconds(self) -> None:
+        self.assertEqual(self.delays(*[(0.0, transient("x"))] * 7), [5, 10, 20, 40, 60, 60, 60])
+
+    def test_a_run_of_two_minutes_begins_the_pauses_anew(self) -> None:
+        short, long = (119.9, rank_failed(4, 1)), (120.0, rank_failed(4, 1))
+        self.assertEqual(self.delays(short, short, short, long, short, long), [5, 10, 20, 5, 10, 5])
+
+    def test_a_rank_s_own_2_does_not_stop_it(self) -> None:
+        self.assertEqual(self.delays((0.0, rank_failed(4, 2)), (0.0, rank_failed(4, 1))), [5, 10])
+
+    def test_our_2_does(self) -> None:
+        self.assertEqual(self.delays(), [])
+
+    def test_without_it_there_is_one_attempt(self) -> None:
+        ScriptedAgent.script = [(0.0, transient("x"))]
+        self.begin()
+        self.assertEqual(self.ended().status, 1)
