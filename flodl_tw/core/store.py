@@ -1,0 +1,257 @@
+"""torch.distributed's store: queries in; replies, wake-ups and closes out.
+
+A ``StoreConnection`` is one client of one ``KeySpace``.  It answers query by
+query, in order; what WAIT and BARRIER are answered with comes when it is time,
+and the queries after them are answered meanwhile (so CANCEL_WAIT can come
+through), as torch's own server does.  The store has no error reply: whatever a
+client may not do closes it, and it alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from flodl_tw.core.store_keys import KeySpace
+from flodl_tw.core.store_waits import Wait
+from flodl_tw.core.store_wire import STORE_MAGIC, Opcode, Query, QueryReader, StoreError
+
+DONE: Final = b"\0"
+"""The answer of WAIT and BARRIER, and of a CHECK that found all."""
+NOT_ALL: Final = b"\1"
+"""The answer of a CHECK that did not."""
+CANCELED: Final = b"\1"
+"""The answer of CANCEL_WAIT."""
+
+REPLY_BYTES: Final = 1024 * 1024
+"""Replies of this size are sent before the next query is looked at: ten bytes can ask for eight million."""
+JOIN_BYTES: Final = 4096
+"""A value up to this size is copied behind its length; a longer one goes out as the object that is stored."""
+
+_u64: Final = struct.Struct("<Q").pack
+_i64: Final = struct.Struct("<q").pack
+_u32: Final = struct.Struct("<I").pack
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What to do after a feed, in this order and before anything else is fed to the store.
+
+    Write ``replies`` to this client, and each of ``wakeups`` to its connection.
+    If ``close`` is a text, close this client once that has left; it is for the
+    log.  If ``more``, stop reading from it, and feed it nothing (``b""``) once
+    the replies have left: queries that are here already are still to be answered.
+    """
+
+    replies: list[bytes] = field(default_factory=list)
+    wakeups: list[tuple[StoreConnection, bytes]] = field(default_factory=list)
+    close: str | None = None
+    more: bool = False
+
+
+class StoreConnection:
+    """One client.  ``peer`` is whatever the caller wants to find in a wake-up."""
+
+    __slots__ = ("_held", "_names", "_out", "_reader", "_room", "_waits", "gone", "peer", "space")
+
+    def __init__(self, space: KeySpace, peer: object = None) -> None:
+        self.space = space
+        self.peer = peer
+        self.gone = False
+        self._reader = QueryReader(space.limits)
+        self._held = 0
+        # The queries that wait, and how many keys they name.
+        self._waits: dict[Wait, None] = {}
+        self._names = 0
+        # The outcome of the feed under way, and how many bytes of replies it still takes.
+        self._out = Outcome()
+        self._room = 0
+
+    def feed(self, data: bytes) -> Outcome:
+        """Take bytes of the client's stream, in order."""
+        out = self._out = Outcome()
+        if self.gone:
+            return out
+        reader = self._reader
+        self._room = REPLY_BYTES
+        try:
+            if self._held:
+                self._hold(0)
+            reader.feed(data)
+            while (query := reader.next_query()) is not None:
+                _ANSWERS[query[0]](self, query)
+                if self._room <= 0:
+                    out.more = reader.held > 0
+                    break
+            if held := reader.held:
+                self._hold(held)
+        except StoreError as error:
+            out.close = str(error)
+            self.lost()
+        return out
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a query of this client is still to be answered by what another does."""
+        return bool(self._waits)
+
+    def lost(self) -> None:
+        """The connection is gone, and so are its waits; what it has stored stays."""
+        self.gone = True
+        self._cancel()
+        self._hold(0)
+        self._reader = QueryReader(self.space.limits)
+
+    def _hold(self, held: int) -> None:
+        self.space.hold(held - self._held)
+        self._held = held
+
+    def _cancel(self) -> None:
+        for wait in self._waits:
+            self.space.cancel(wait)
+        self._waits.clear()
+        self._names = 0
+
+    def _reply(self, reply: bytes) -> None:
+        self._out.replies.append(reply)
+        self._room -= len(reply)
+
+    def _reply_value(self, value: bytes) -> None:
+        size = len(value)
+        if size <= JOIN_BYTES:
+            self._reply(_u64(size) + value)
+        else:
+            self._reply(_u64(size))
+            self._reply(value)
+
+    def _end(self, waits: Sequence[Wait]) -> None:
+        """Answer the queries that have waited until now."""
+        for wait in waits:
+            owner: StoreConnection = wait.owner
+            del owner._waits[wait]
+            owner._names -= len(wait.lines)
+            if owner is self:
+                self._reply(DONE)
+            else:
+                self._out.wakeups.append((owner, DONE))
+
+    def _validate(self, query: Query) -> None:
+        if query[2] != STORE_MAGIC:
+            raise StoreError(f"VALIDATE carries {query[2]:#010x}, not {STORE_MAGIC:#010x}")
+
+    def _ping(self, query: Query) -> None:
+        self._reply(_u32(query[2]))
+
+    def _set(self, query: Query) -> None:
+        key, value = query[1]
+        self._end(self.space.set(key, value))
+
+    def _compare_set(self, query: Query) -> None:
+        key, expected, desired = query[1]
+        value, ended = self.space.compare_set(key, expected, desired)
+        self._end(ended)
+        self._reply_value(value)
+
+    def _get(self, query: Query) -> None:
+        self._reply_value(self.space.get(query[1][0]))
+
+    def _add(self, query: Query) -> None:
+        total, ended = self.space.add(query[1][0], query[2])
+        self._end(ended)
+        self._reply(_i64(total))
+
+    def _append(self, query: Query) -> None:
+        key, value = query[1]
+        self._end(self.space.append(key, value))
+
+    def _delete_key(self, query: Query) -> None:
+        self._reply(_i64(self.space.delete(query[1][0])))
+
+    def _check(self, query: Query) -> None:
+        self._reply(DONE if all(map(self.space.has, query[1])) else NOT_ALL)
+
+    def _wait(self, query: Query) -> None:
+        self._may_wait()
+        self._later(self.space.wait(self, query[1]))
+
+    def _barrier(self, query: Query) -> None:
+        self._may_wait()
+        wait, ended = self.space.barrier(self, query[1][0], query[2])
+        self._end(ended)
+        self._later(wait)
+
+    def _may_wait(self) -> None:
+        # No torch client has two waits at once; who does is bounded by what one query may name.
+        limit = self.space.limits.keys_a_query
+        if self._names >= limit:
+            raise StoreError(f"it waits for {self._names} keys and asks for more, the limit of one query is {limit}")
+
+    def _later(self, wait: Wait | None) -> None:
+        if wait is None:
+            self._reply(DONE)
+        else:
+            self._waits[wait] = None
+            self._names += len(wait.lines)
+
+    def _cancel_wait(self, query: Query) -> None:
+        self._cancel()
+        self._reply(CANCELED)
+
+    def _num_keys(self, query: Query) -> None:
+        self._reply(_i64(self.space.key_count))
+
+    def _list_keys(self, query: Query) -> None:
+        self._reply(_i64(self.space.key_count))
+        listed = b"".join([part for key in self.space.each_key() for part in (_u64(len(key)), key)])
+        self._reply(listed)
+
+    def _multi_get(self, query: Query) -> None:
+        # Only keys that are named again and again can ask for more than is stored.
+        limit = self.space.limits.total_bytes
+        values = list(map(self.space.get, query[1]))
+        size = sum(map(len, values))
+        if size > limit:
+            raise StoreError(f"MULTI_GET asks for {size} bytes, over the store's limit of {limit} (--store-max-bytes)")
+        for value in values:
+            self._reply_value(value)
+
+    def _multi_set(self, query: Query) -> None:
+        self._end(self.space.set_all(dict(zip(query[1][::2], query[1][1::2], strict=True))))
+
+    def _queue_push(self, query: Query) -> None:
+        key, item = query[1]
+        self._end(self.space.push(key, item))
+
+    def _queue_pop(self, query: Query) -> None:
+        length, item = self.space.pop(query[1][0])
+        self._reply(_i64(length))
+        if length:
+            self._reply_value(item)
+
+    def _queue_len(self, query: Query) -> None:
+        self._reply(_i64(self.space.queue_length(query[1][0])))
+
+
+_ANSWERS: Final[dict[int, Callable[[StoreConnection, Query], None]]] = {
+    Opcode.VALIDATE: StoreConnection._validate,
+    Opcode.SET: StoreConnection._set,
+    Opcode.COMPARE_SET: StoreConnection._compare_set,
+    Opcode.GET: StoreConnection._get,
+    Opcode.ADD: StoreConnection._add,
+    Opcode.CHECK: StoreConnection._check,
+    Opcode.WAIT: StoreConnection._wait,
+    Opcode.GETNUMKEYS: StoreConnection._num_keys,
+    Opcode.DELETE_KEY: StoreConnection._delete_key,
+    Opcode.APPEND: StoreConnection._append,
+    Opcode.MULTI_GET: StoreConnection._multi_get,
+    Opcode.MULTI_SET: StoreConnection._multi_set,
+    Opcode.CANCEL_WAIT: StoreConnection._cancel_wait,
+    Opcode.PING: StoreConnection._ping,
+    Opcode.QUEUE_PUSH: StoreConnection._queue_push,
+    Opcode.QUEUE_POP: StoreConnection._queue_pop,
+    Opcode.QUEUE_LEN: StoreConnection._queue_len,
+    Opcode.LIST_KEYS: StoreConnection._list_keys,
+    Opcode.BARRIER: StoreConnection._barrier,
+}

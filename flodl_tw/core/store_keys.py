@@ -1,0 +1,247 @@
+"""The keys of one world's store: values, queues, and who waits for what.
+
+Every operation costs what it moves: none walks the keys, but the one that lists
+them.  What is written is checked against the caps as a whole before any of it
+is stored, so an operation that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from flodl_tw.core.ledger import cut
+from flodl_tw.core.store_waits import Wait, Waiting, WaitLines, text_of
+from flodl_tw.core.store_wire import StoreError, StoreLimits
+
+WORKERS_KEY: Final = b"init/"
+"""Where every client that waits for its world adds one: the only key without a slash before it."""
+
+_NUMBER: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)")
+_LONGEST_NUMBER: Final = 4096
+_HALF: Final = 1 << 63
+
+
+class KeySpace:
+    """What one world has stored.  ``seconds`` tells the time; only waits ask for it.
+
+    An operation that writes returns the waits that it ended.  What counts
+    toward ``total_bytes``: keys and values, items of queues and the queues'
+    names (``stored``); what unfinished queries have brought, and each name that
+    somebody waits for, once (``held``).  Toward ``total_keys``: keys, items of
+    queues, and names that somebody waits for.
+    """
+
+    def __init__(self, seconds: Callable[[], float], limits: StoreLimits | None = None) -> None:
+        self.limits = limits if limits is not None else StoreLimits()
+        self.stored = 0
+        self.items = 0
+        self._seconds = seconds
+        self._values: dict[bytes, bytes | bytearray] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}
+        self._waits = WaitLines()
+        self._unfinished = 0
+
+    @property
+    def key_count(self) -> int:
+        """How many keys have a value; queues don't count."""
+        return len(self._values)
+
+    @property
+    def held(self) -> int:
+        """The bytes that are kept beside what is stored."""
+        return self._unfinished + self._waits.size
+
+    def each_key(self) -> Iterable[bytes]:
+        """The keys that have a value, in the order in which they came."""
+        return self._values.keys()
+
+    @property
+    def workers(self) -> int:
+        """How many clients have counted themselves in."""
+        try:
+            return number_of(WORKERS_KEY, self._values.get(WORKERS_KEY, b"0"))
+        except StoreError:
+            return 0
+
+    def has(self, key: bytes) -> bool:
+        """Whether a CHECK or a WAIT finds it: a value, or a queue that isn't empty."""
+        return key in self._values or key in self._queues
+
+    def get(self, key: bytes) -> bytes:
+        """The value itself, not a copy; empty where there is none."""
+        value = self._values.get(key, b"")
+        if not isinstance(value, bytes):
+            # It has grown by APPEND; from now on it is whole.
+            value = self._values[key] = bytes(value)
+        return value
+
+    def set(self, key: bytes, value: bytes) -> Sequence[Wait]:
+        """Store a value."""
+        self._put(key, value)
+        return self._waits.arrived(key)
+
+    def set_all(self, pairs: dict[bytes, bytes]) -> Sequence[Wait]:
+        """Store all of them or, where that breaks a cap, none."""
+        values = self._values
+        fresh = [key for key in pairs if key not in values]
+        before = sum(len(values[key]) for key in pairs if key in values)
+        grown = sum(map(len, pairs.values())) + sum(map(len, fresh)) - before
+        self._make_room(grown, len(fresh))
+        self.stored += grown
+        values.update(pairs)
+        return [wait for key in pairs for wait in self._waits.arrived(key)]
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, Sequence[Wait]]:
+        """Store ``desired`` where ``expected`` is, or where nothing is and nothing is expected; give what is there.
+
+        What wasn't there is answered with ``expected``, as torch does.
+        """
+        present = self._values.get(key)
+        if present == expected or (present is None and not expected):
+            return desired, self.set(key, desired)
+        return (expected if present is None else self.get(key)), ()
+
+    def add(self, key: bytes, amount: int) -> tuple[int, Sequence[Wait]]:
+        """Add to a number; one that isn't there is 0."""
+        total = self._sum(key, amount)
+        return total, self.set(key, b"%d" % total)
+
+    def append(self, key: bytes, more: bytes) -> Sequence[Wait]:
+        """Add to the end of a value; the whole stays under the cap of a value."""
+        value = self._values.get(key)
+        if value is None:
+            return self.set(key, more)
+        size = len(value) + len(more)
+        if size > self.limits.value_bytes:
+            raise StoreError(
+                f"APPEND makes the value of {named(key)} {size} bytes, over the limit of {self.limits.value_bytes}"
+            )
+        self._make_room(len(more), 0)
+        if isinstance(value, bytes):
+            value = self._values[key] = bytearray(value)
+        value += more
+        self.stored += len(more)
+        return self._waits.arrived(key)
+
+    def delete(self, key: bytes) -> bool:
+        """Forget a value, and say whether there was one.  Who has seen it come is not made to wait again."""
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self.stored -= len(key) + len(value)
+        return True
+
+    def push(self, key: bytes, item: bytes) -> Sequence[Wait]:
+        """Put an item at the end of a queue; the oldest wait that needs nothing else ends."""
+        queue = self._queues.get(key)
+        grown = len(item) + (len(key) if queue is None else 0)
+        self._make_room(grown, 1)
+        if queue is None:
+            queue = self._queues[key] = deque()
+        queue.append(item)
+        self.stored += grown
+        self.items += 1
+        return self._waits.arrived_for_one(key)
+
+    def pop(self, key: bytes) -> tuple[int, bytes]:
+        """The length of a queue, and its first item, which is taken where there is one."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return 0, b""
+        length = len(queue)
+        item = queue.popleft()
+        self.items -= 1
+        self.stored -= len(item)
+        if not queue:
+            del self._queues[key]
+            self.stored -= len(key)
+        return length, item
+
+    def queue_length(self, key: bytes) -> int:
+        """How many items a queue has."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else len(queue)
+
+    def wait(self, owner: Any, keys: Iterable[bytes]) -> Wait | None:
+        """Register a wait for those of ``keys`` that are missing; None where none is."""
+        missing = [key for key in keys if key not in self._values and key not in self._queues]
+        return self._line_up(owner, dict.fromkeys(missing)) if missing else None
+
+    def barrier(self, owner: Any, key: bytes, world: int) -> tuple[Wait | None, Sequence[Wait]]:
+        """Count one more in: a wait until the count reaches ``world``, or None and the waits that it ended."""
+        count = self._sum(key, 1)
+        if count >= world:
+            return None, self.set(key, b"%d" % count)
+        wait = self._line_up(owner, (key,))
+        try:
+            self._put(key, b"%d" % count)
+        except StoreError:
+            self.cancel(wait)
+            raise
+        return wait, ()
+
+    def cancel(self, wait: Wait) -> None:
+        """Forget a wait."""
+        self._waits.cancel(wait)
+
+    def waiting(self, most: int = 100) -> list[Waiting]:
+        """What is waited for, the longest first."""
+        return self._waits.waiting(self._seconds(), most)
+
+    def hold(self, change: int) -> None:
+        """A connection keeps more (or, below 0, fewer) bytes of unfinished queries than before."""
+        if change > 0:
+            self._make_room(change, 0)
+        self._unfinished += change
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        old = self._values.get(key)
+        if old is None:
+            grown = len(key) + len(value)
+            self._make_room(grown, 1)
+        else:
+            grown = len(value) - len(old)
+            self._make_room(grown, 0)
+        self._values[key] = value
+        self.stored += grown
+
+    def _make_room(self, size: int, keys: int) -> None:
+        """Refuse what would break a cap of the whole; what makes nothing larger is never refused."""
+        if size > 0 and self.stored + self.held + size > self.limits.total_bytes:
+            raise StoreError(
+                f"{size} bytes more, beside {self.stored + self.held}, are over the store's limit of "
+                f"{self.limits.total_bytes} (--store-max-bytes)"
+            )
+        if keys and len(self._values) + self.items + len(self._waits) + keys > self.limits.total_keys:
+            raise StoreError(f"the store holds all of the {self.limits.total_keys} keys it may (--store-max-keys)")
+
+    def _sum(self, key: bytes, amount: int) -> int:
+        value = self._values.get(key)
+        total = amount if value is None else number_of(key, value) + amount
+        return (total + _HALF) % (2 * _HALF) - _HALF
+
+    def _line_up(self, owner: Any, keys: Iterable[bytes]) -> Wait:
+        fresh = self._waits.fresh(keys)
+        self._make_room(sum(map(len, fresh)), len(fresh))
+        return self._waits.add(owner, keys, self._seconds())
+
+
+def number_of(key: bytes, value: bytes | bytearray) -> int:
+    """A value as C reads a number: blanks, a sign, digits; what follows them is not looked at."""
+    match = _NUMBER.match(value) if len(value) <= _LONGEST_NUMBER else None
+    if match is None:
+        raise StoreError(f"the value of {named(key)} is no number to add to")
+    sign, digits = match.groups()
+    number = int(digits.lstrip(b"0")[:20] or b"0")
+    number = -number if sign == b"-" else number
+    if not -_HALF <= number < _HALF:
+        raise StoreError(f"the value of {named(key)} is a number of more than 64 bits")
+    return number
+
+
+def named(key: bytes) -> str:
+    """A key in a reason: quoted, and short."""
+    return cut(text_of(key))
