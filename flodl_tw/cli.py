@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from flodl_tw.operate import Controller
 
 PERMANENT: Final = 2
+_SECRET: Final = re.compile(r"[0-9a-fA-F]{24,}")
 
 HOST_OPTIONS: Final = (
     ("host", "NAME", "this host's name in the world [default: $FLODL_HOST_NAME, or the machine's]"),
@@ -54,7 +56,9 @@ class Parser(argparse.ArgumentParser):
     """argparse, with one line for a wrong command, and status 2."""
 
     def error(self, message: str) -> Any:
-        _say(f"{message}; {self.prog} --help lists the options")
+        # What was mistyped may be the token.
+        shown = _SECRET.sub("(not shown)", message)
+        _say(f"{shown}; {self.prog} --help lists the options")
         raise SystemExit(PERMANENT)
 
 
@@ -341,11 +345,14 @@ def _check(settings: AgentSettings, choice: Choice) -> int:
 
 
 def _status(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    from flodl_tw.agent.settings import Texts
     from flodl_tw.operate import status, watch
 
-    controller = _controller(options, environ)
-    as_json = bool(options["json"])
-    if options["watch"]:
+    texts = Texts(options, environ)
+    # A state is for everybody to read, so a token is not even looked for.
+    controller = _controller(options, {})
+    as_json = texts.flag("json")
+    if texts.flag("watch"):
         return _ask(lambda http, say: watch(http, controller, say, _reactor(), as_json=as_json, complain=_say))
     return _ask(lambda http, say: status(http, controller, say, as_json=as_json, complain=_say))
 

@@ -78,13 +78,14 @@ class Agent:
 
     def say(self, line: str) -> None:
         """A line of ours for people."""
-        printable = line if line.isprintable() else repr(line)[1:-1]
-        self._sink.write(ERR, f"flodl-tw: {self._settings.host}: {printable}\n".encode("utf-8", "backslashreplace"))
+        text = f"{self._settings.host}: {line}"
+        printable = text if text.isprintable() else repr(text)[1:-1]
+        self._sink.write(ERR, f"flodl-tw: {printable}\n".encode("utf-8", "backslashreplace"))
 
     async def run(self) -> Outcome:
         """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
         delay = LEAST_DELAY
-        while True:
+        while self._stop is None:
             outcome: Outcome = await self._interruptible(self._attempt())
             self.say(f"{outcome.text} (status {outcome.status})")
             if not (self._settings.persist and outcome.retry) or self._stop is not None:
@@ -93,9 +94,8 @@ class Agent:
                 delay = LEAST_DELAY
             self.say(f"dialing again in {delay:g} s (--persist)")
             await self._interruptible(deferLater(self._reactor, delay))
-            if self._stop is not None:
-                return self._stop
             delay = min(2 * delay, MOST_DELAY)
+        return self._stop
 
     def signalled(self, number: int) -> None:
         """A signal came to the agent: SIGTERM and SIGINT end it, any other is its ranks', where it has any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from signal import SIGKILL, SIGTERM
@@ -131,9 +131,10 @@ class Children:
         """How many children have not exited."""
         return sum(child.running for child in self._children)
 
-    def signal(self, number: int) -> None:
-        """Pass a signal on to each child itself: what it started may not expect it."""
-        for child in self._children:
+    @staticmethod
+    def signal(number: int, children: Iterable[Child]) -> None:
+        """Pass a signal on to each of the children itself: what it started may not expect it."""
+        for child in children:
             if child.running:
                 with suppress(OSError):
                     os.kill(child.session, number)

@@ -37,9 +37,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._reaped)
 
-    def ids(self) -> list[int]:
-        """The sessions that are recorded."""
-        return list(self._reaped)
+    def known(self) -> list[tuple[int, bool]]:
+        """The sessions that are recorded, each with whether its leader was reaped."""
+        return list(self._reaped.items())
 
     def record(self, session: int) -> None:
         """A process was started that leads this session."""
@@ -97,12 +97,14 @@ class Sessions:
 
 def follow(descriptor: int, sessions: Sessions) -> None:
     """Take the agent's lines until the pipe ends."""
-    orders = {"+": sessions.record, ".": sessions.leader_gone, "-": sessions.forget}
+    orders = {b"+": sessions.record, b".": sessions.leader_gone, b"-": sessions.forget}
     rest = b""
     while data := os.read(descriptor, 65536):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            orders[chr(line[0])](int(line[1:]))
+            order = orders.get(line[:1])
+            if order is not None and line[1:].isdigit():
+                order(int(line[1:]))
 
 
 def end(sessions: Sessions, grace: float) -> None:
@@ -122,12 +124,17 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sessions = Sessions()
     follow(0, sessions)
-    if sessions.processes():
-        try:  # noqa: SIM105  without one more module to load
-            print(f"flodl-tw: the agent is gone; ending {len(sessions)} sessions that it left", file=sys.stderr)
-        except OSError:
-            pass
-        end(sessions, float(sys.argv[1]))
+    left = len(sessions.processes())
+    if not left:
+        return
+    end(sessions, float(sys.argv[1]))
+    # Only now, and without waiting: nobody may be reading it.
+    try:
+        os.set_blocking(2, False)
+        what = "1 session that it left has been ended" if left == 1 else f"{left} sessions that it left have been ended"
+        os.write(2, f"flodl-tw: the agent was gone, and {what}\n".encode())
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

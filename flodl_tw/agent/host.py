@@ -102,8 +102,8 @@ class HostRun:
             self.children.stop()
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to every rank."""
-        self.children.signal(number)
+        """Pass a signal on to every rank; a relay has no use for it."""
+        self.children.signal(number, self._ranks)
 
     def _still(self) -> str:
         count = self.children.running

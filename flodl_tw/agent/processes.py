@@ -60,10 +60,12 @@ class SessionProcess(Process):
         signal.set_wakeup_fd(-1)
         for number in (*PASSED_ON, *ENDING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        # Before our copy of the guardian's pipe is closed: until then it sees no end of the pipe,
+        # so it cannot look for this session before there is one.
+        os.setsid()
         super()._setupChild(fdmap)
         if self.inherited is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, self.inherited)
-        os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if os.read(GO, 1) != b"g":
             # The agent died before the guardian knew of this session.
@@ -189,8 +191,10 @@ class Guardian(ProcessProtocol):
         if len(self.sessions) and not self._closing:
             # Somebody ended it; another takes over what is recorded.
             self.start()
-            for session in self.sessions.ids():
+            for session, reaped in self.sessions.known():
                 self._tell("+", session)
+                if reaped:
+                    self._tell(".", session)
 
     def _tell(self, what: str, session: int) -> None:
         if self._pipe is None:

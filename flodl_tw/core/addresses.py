@@ -71,6 +71,10 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, in
         port = rest[1:] if rest else None
     elif text.count(":") > 1:
         host, port = text, None
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            raise ValueError(f"{text!r} has several colons and is no IPv6 address: write HOST or HOST:PORT") from None
     else:
         host, colon, number = text.partition(":")
         port = number if colon else None

@@ -112,6 +112,14 @@ class TestSecrets(CommandTestCase):
             with self.subTest(words[0], words=len(words)):
                 self.assertEqual(self.run_main(*words), (2, NOT_SHOWN))
 
+    def test_a_mistyped_token_is_not_repeated(self) -> None:
+        for words in (("join", "gpu-a", "--tokn", TOKEN, "--", "true"), ("start", "gpu-a", TOKEN), (TOKEN,)):
+            with self.subTest(words):
+                status, err = self.run_main(*words)
+                self.assertEqual(status, 2)
+                self.assertIn("(not shown)", err)
+                self.assertNotIn(TOKEN[:16], err)
+
     def test_a_program_s_own_token_is_its_own(self) -> None:
         _, program, _ = self.called("join", "gpu-a", "--", "true", "--token", "x")
         self.assertEqual(program, ["true", "--token", "x"])

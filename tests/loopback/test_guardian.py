@@ -111,7 +111,7 @@ class TestSessions(SessionTestCase):
     def test_a_signal_may_be_for_some_sessions_only(self) -> None:
         first, second = self.start(*SLEEP), self.start(*SLEEP)
         sessions = self.recorded(first, second)
-        self.assertEqual(sessions.ids(), [first.pid, second.pid])
+        self.assertEqual([each for each, _ in sessions.known()], [first.pid, second.pid])
         self.assertEqual(sessions.signal(signal.SIGTERM, {second.pid}), 1)
         self.assertEqual(second.wait(WAIT), -signal.SIGTERM)
         self.assertIsNone(first.poll())
@@ -153,13 +153,13 @@ class TestFollow(unittest.TestCase):
         for size in (1, 2, 3, 7, len(data)):
             with self.subTest(size=size):
                 pieces = [data[start : start + size] for start in range(0, len(data), size)]
-                self.assertEqual(self.followed(*pieces).ids(), [102, 103])
+                self.assertEqual([each for each, _ in self.followed(*pieces).known()], [102, 103])
 
     def test_an_unfinished_line_at_the_end_is_no_order(self) -> None:
-        self.assertEqual(self.followed(b"+101\n", b"-10").ids(), [101])
+        self.assertEqual([each for each, _ in self.followed(b"+101\n", b"-10").known()], [101])
 
     def test_no_line_is_no_session(self) -> None:
-        self.assertEqual(self.followed().ids(), [])
+        self.assertEqual([each for each, _ in self.followed().known()], [])
 
 
 class TestEnd(SessionTestCase):
@@ -230,7 +230,7 @@ class TestProcess(SessionTestCase):
         self.tell(*(f"+{process.pid}" for process in (obeys, family, stubborn, forgotten)), f"-{forgotten.pid}")
         self.assertIsNone(obeys.poll())
         said = self.ended()
-        self.assertEqual(said, "flodl-tw: the agent is gone; ending 3 sessions that it left\n")
+        self.assertEqual(said, "flodl-tw: the agent was gone, and 3 sessions that it left have been ended\n")
         ends = [process.wait(WAIT) for process in (obeys, family, stubborn)]
         self.assertEqual(ends, [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL])
         until(self.gone(child), "the end of the grandchild")
@@ -263,5 +263,5 @@ class TestProcess(SessionTestCase):
             until(lambda number=number: self.ignores(number), f"that {number.name} is ignored")  # type: ignore[misc]
             self.guardian.send_signal(number)
         self.assertIsNone(self.guardian.poll())
-        self.assertEqual(self.ended(), "flodl-tw: the agent is gone; ending 1 sessions that it left\n")
+        self.assertEqual(self.ended(), "flodl-tw: the agent was gone, and 1 session that it left has been ended\n")
         self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
