@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flodl_tw.controller import Controller
-from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
+from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.forward import ForwardChannel
 from flodl_tw.join import JoinChannel
 from flodl_tw.mux import FrontDoor, Route
 from flodl_tw.rendezvous import RendezvousChannel
+from flodl_tw.storing import StoreChannel
 from flodl_tw.web.status import Status, StatusChannel
 
 FORWARDED: Final = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}
@@ -39,6 +40,8 @@ def channels(
     }
     if native_rendezvous:
         routes[RENDEZVOUS_MAGIC] = RendezvousChannel(front, controller)
+    if controller.settings.store is not None:
+        routes[STORE_MAGIC] = StoreChannel(front, controller)
     for name, endpoint in (backends or {}).items():
         routes[FORWARDED[name]] = ForwardChannel(front, reactor, name, endpoint)
     return routes

@@ -137,6 +137,14 @@ class Fields:
             raise self._bad(key, "no list of texts")
         return tuple(self.items(key))
 
+    def object(self, key: str) -> Fields:
+        """An object."""
+        return Fields(self._object.get(key), f"{self._where}'s {key}")
+
+    def objects(self, key: str) -> list[Fields]:
+        """A list of objects."""
+        return [Fields(item, f"{self._where}'s {key}") for item in self.items(key)]
+
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**MOST_DIGITS
@@ -256,4 +264,38 @@ def state_lines(shown: str, state: State) -> list[str]:
         lines += ["", *_aligned(rows)]
     if len(state.members) > MOST_HOSTS:
         lines.append(f"and {counted(len(state.members) - MOST_HOSTS, 'more host')}: --json has them")
+    return lines
+
+
+MOST_ERRORS: Final = 8
+"""Exceptions of ranks, and keys that are waited for, that are shown."""
+
+
+def why_lines(body: Mapping[str, Any]) -> list[str]:
+    """Why the run failed and what its ranks died of, from ``run.json``."""
+    fields = Fields(body, "run.json")
+    failure = body.get("failure")
+    lines = [] if failure is None else [f"failed: {cut(printable(fields.text('failure')), 1000)}"]
+    for each in fields.objects("rank_errors")[:MOST_ERRORS]:
+        said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
+        where = each.text("line")
+        line = f"rank {each.count('rank')} died of {said}" + (f", at {where}" if where else "")
+        lines.append(cut(printable(line), 1000))
+    return lines
+
+
+def store_lines(body: Mapping[str, Any]) -> list[str]:
+    """What the ranks wait for in the store, from ``store.json``; nothing where there is no store, or no wait."""
+    if body.get("store") is None:
+        return []
+    fields = Fields(body, "store.json").object("store")
+    lines = [
+        f"store: {fields.count('workers')} of {counted(fields.count('world_size'), 'rank')} have come, "
+        f"{counted(fields.count('keys'), 'key')}, {counted(fields.count('bytes'), 'byte')}"
+    ]
+    for each in fields.objects("waiting")[:MOST_ERRORS]:
+        key = cut(printable(each.text("key")), 200)
+        lines.append(
+            f"  {counted(each.count('clients'), 'client')} waiting for {key}, {each.count('seconds')} s so far"
+        )
     return lines

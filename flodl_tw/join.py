@@ -28,6 +28,7 @@ from flodl_tw.core.messages import (
     encode_join,
 )
 from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.reports import read_report
 from flodl_tw.core.wire import (
     MAGIC_BYTES,
     MAX_LATER_BYTES,
@@ -174,9 +175,12 @@ class JoinProtocol:
             raise WireError("a frame on its link does not verify")
         if frame.version != self.version:
             raise WireError(f"a frame of version {frame.version} on a link of version {self.version}")
+        if frame.kind is FrameKind.REPORT:
+            self.run.rank_reported(member, *read_report(frame.payload))
+            return
         message = decode_join(frame.payload, frame.version) if frame.kind is FrameKind.JOIN else None
         if not isinstance(message, RankExited):
-            raise ViolationError("a member may send RankExited alone on its link")
+            raise ViolationError("a member may send RankExited and reports alone on its link")
         self.run.rank_exited(member, message.rank, message.code)
 
     # Ends

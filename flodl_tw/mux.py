@@ -29,13 +29,20 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw.core.addresses import Address, classify, show_endpoint
-from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC
+from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.deadlines import Closer, DeadlineQueue
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
 from flodl_tw.pending import Undecided
 
-UNSERVED: Final = {RENDEZVOUS_MAGIC: "rendezvous", DATA_MAGIC: "data", CONTROL_MAGIC: "control"}
+UNSERVED: Final = {
+    RENDEZVOUS_MAGIC: "rendezvous",
+    DATA_MAGIC: "data",
+    CONTROL_MAGIC: "control",
+    STORE_MAGIC: "store",
+}
 """Channels that may have no subsystem in a run, for the log line that says so."""
+
+OLD_TORCH: Final = " (they look like torch's before 2.2, whose store is another: torch 2.2 or newer is needed)"
 
 
 class Channel(Protocol):
@@ -175,7 +182,8 @@ class Peeker:
         elif magic in UNSERVED:
             self.drop("unserved-channel", f"nothing serves the {UNSERVED[magic]} channel in this run")
         else:
-            self.drop("unknown-channel", f"its first bytes {magic.hex()} are no channel's")
+            hint = OLD_TORCH if magic[:1] == b"\3" and magic[2:] == b"\0\0" else ""
+            self.drop("unknown-channel", f"its first bytes {magic.hex()} are no channel's{hint}")
 
     @property
     def has_channel(self) -> bool:

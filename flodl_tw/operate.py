@@ -15,7 +15,20 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
-from flodl_tw.glance import Fields, ShapeError, State, counted, cut, parse_state, printable, spans, state_lines
+from flodl_tw.glance import (
+    OPEN_PHASES,
+    Fields,
+    ShapeError,
+    State,
+    counted,
+    cut,
+    parse_state,
+    printable,
+    spans,
+    state_lines,
+    store_lines,
+    why_lines,
+)
 from flodl_tw.http_client import make_http
 
 __all__ = ["Controller", "abort", "check", "make_http", "start", "status", "watch"]
@@ -59,7 +72,22 @@ async def status(
 async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: bool) -> int:
     answer, state = await _ask_state(http, controller)
     _show(answer, state, say, as_json)
+    if not as_json:
+        for line in await _more(http, controller, state):
+            say(line)
     return OK
+
+
+async def _more(http: HTTPClient, controller: Controller, state: State) -> list[str]:
+    """Why the run failed and what its store waits for, where a controller of ours tells."""
+    lines: list[str] = []
+    if state.phase in OPEN_PHASES:
+        return lines
+    for path, read in (("/run.json", why_lines), ("/store.json", store_lines)):
+        answer = await ask(http, controller, "GET", path)
+        if answer.code == 200:
+            lines += read(answer.object())
+    return lines
 
 
 async def watch(

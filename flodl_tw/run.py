@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from twisted.logger import Logger
 
 from flodl_tw.core import views
-from flodl_tw.core.exits import Exits, ViolationError, exit_text
+from flodl_tw.core.exits import Exits, ViolationError
 from flodl_tw.core.facts import RUN_FACT, Offer
 from flodl_tw.core.ledger import Ledger, Member, cut
 from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
+from flodl_tw.core.reports import RankError
+from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.telling import Newcomers, moved, named_ranks
 from flodl_tw.core.window import (
     Failed,
@@ -35,9 +37,12 @@ from flodl_tw.core.window import (
 )
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import LaunchSettings, World
+from flodl_tw.world_store import WorldStore
 
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
+SHOWN_ERRORS: Final = 64
+"""Exceptions of ranks that are told: a world's ranks mostly die of one cause."""
 RUN_ID_BYTES: Final = 8
 """Random bytes of a world's run id, where its members state none."""
 
@@ -70,6 +75,8 @@ class RunSettings:
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     one_salt: bool = False
     """Whether the ranks' salt is the session's: a backend behind a forwarded channel knows no other."""
+    store: StoreLimits | None = None
+    """What torch's store may hold; None where it is not served."""
 
 
 class ControlLink(Protocol):
@@ -111,6 +118,8 @@ class Run:
         """How the links of the world's members ended, so far."""
         self.exits: Exits | None = None
         """What the ranks have reported; None before the verdict."""
+        self.store: WorldStore | None = None
+        """The world's keys, from its formation on; None where no store is served."""
         self._seconds = seconds
         self._happened = happened
         self._opened = seconds()
@@ -186,6 +195,12 @@ class Run:
         due = verdict(self.settings.window, standing) if self.is_open else None
         return self.ledger.refusal(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
 
+    def why(self) -> dict[str, Any]:
+        """The body of ``run.json``: the phase, why the run failed, and what its ranks died of."""
+        errors = {} if self.exits is None else self.exits.errors
+        told = [{"rank": rank, **asdict(error)} for rank, error in sorted(errors.items())[:SHOWN_ERRORS]]
+        return {"phase": self.phase.value, "failure": self.failure, "rank_errors": told}
+
     # What happened
 
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
@@ -245,12 +260,18 @@ class Run:
                 self._lost(member, end, missing)
         self._happened()
 
+    def rank_reported(self, member: Member, accepted_rank: int, error: RankError) -> None:
+        """A rank of the member is about to exit, of this exception.  Raises ViolationError where it cannot."""
+        if self.exits is None or member in self._to_ship:
+            raise ViolationError("a report before its world was formed")
+        self.exits.explain(member, accepted_rank, error)
+
     def rank_exited(self, member: Member, accepted_rank: int, code: int) -> None:
         """A rank of the member ended.  Raises ViolationError where it cannot have."""
         if self.exits is None or member in self._to_ship:
             raise ViolationError("RankExited before its world was formed")
         rank = self.exits.report(member, accepted_rank, code)
-        text = exit_text(code)
+        text = self.exits.how(rank, code)
         alias = "" if rank == accepted_rank else f" (rank {accepted_rank} to its agent)"
         log = self.log.warn if code else self.log.info
         log("{host!r}: rank {rank}{alias} exited with {text}", host=member.host, rank=rank, alias=alias, text=text)
@@ -307,7 +328,10 @@ class Run:
     def _form(self, why: str) -> None:
         seats = tuple(self.ledger.roster())
         salt = self.session_salt if self.settings.one_salt else secrets.token_bytes(SALT_BYTES)
-        self.world = World(seats, salt, self.settings.launch, self._run_id())
+        limits = self.settings.store
+        self.world = World(seats, salt, self.settings.launch, self._run_id(), store=limits is not None)
+        if limits is not None:
+            self.store = WorldStore((member for member, _ in seats), self.world.world_size, self._seconds, limits)
         self._closed_phase = Phase.FORMING
         self._seats = dict(seats)
         self.exits = Exits(self._seats)

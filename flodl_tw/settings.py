@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import SIGNATURE_BYTES
+from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import Limits, parse_scale, scaled
@@ -153,6 +154,16 @@ def _native_rendezvous(options: Mapping[str, Any]) -> bool:
     return bool(chosen == "native" or (chosen is None and _backend(options)))
 
 
+def _store(options: Mapping[str, Any]) -> StoreLimits | None:
+    """What torch's store may hold; None where it is off."""
+    chosen = options["store"]
+    if chosen not in ("native", "off"):
+        raise SettingError("--store", repr(chosen), "the choices are native, off", "give one of them")
+    most_bytes = _number(options, "store-max-bytes", 1 << 20, 1 << 40)
+    most_keys = _number(options, "store-max-keys", 1, MAX_COUNT)
+    return StoreLimits(total_bytes=most_bytes, total_keys=most_keys) if chosen == "native" else None
+
+
 def _cluster(given: Mapping[str, Any]) -> ClusterFile | None:
     if "cluster" not in given:
         return None
@@ -238,6 +249,7 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
             on_loss=_choice(options, "on-loss", OnLoss),
             launch=_launch(options, cluster),
             one_salt=bool(backends),
+            store=_store(options),
         ),
         backends=backends,
         native_rendezvous=_native_rendezvous(options),

@@ -19,6 +19,7 @@ from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
 from flodl_tw.channels import channels
 from flodl_tw.controller import AfterRun, Controller
+from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, SPARE_DESCRIPTORS, STOP_GRACE, Limits, parse_scale
 from flodl_tw.mux import FrontDoor
@@ -62,7 +63,7 @@ class LocalController:
         self._reactor = reactor
         self.controller = Controller(
             reactor,
-            RunSettings(window=window),
+            RunSettings(window=window, store=StoreLimits()),
             after_run=AfterRun.EXIT,
             finished=lambda phase: None if self._over.called else self._over.callback(None),
         )

@@ -58,6 +58,9 @@ class Options(usage.Options):
         ["rendezvous", None, None, "Rendezvous channel: native, off, or an endpoint [default: native, off with cpu]."],
         ["data", None, None, "Endpoint that the data channel is forwarded to, such as tcp:HOST:PORT or unix:PATH."],
         ["control", None, None, "Endpoint that the control channel is forwarded to: where a coordinator listens."],
+        ["store", None, "native", "torch.distributed's store on the same port, for the world's hosts: native or off."],
+        ["store-max-bytes", None, "268435456", "Bytes that a world's store may hold."],
+        ["store-max-keys", None, "1000000", "Keys that a world's store may hold."],
         ["frame-ceiling", None, "1073741824", "Bytes of the largest frame that relays pass on (with --control)."],
         ["nccl-socket-ifname", None, "", "Network interface for the ranks of hosts that no cluster file names."],
         [

@@ -17,7 +17,7 @@ from twisted.internet.task import deferLater
 
 from flodl_tw.agent.children import Children
 from flodl_tw.agent.devices import Choice
-from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
+from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError, LookUp, look_up
 from flodl_tw.agent.environ import read_envelope, read_relay_spec, stale
 from flodl_tw.agent.host import HostRun, Places
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
@@ -53,6 +53,7 @@ class Agent:
         sink: Sink,
         guardian: Guardian,
         jitter: Callable[[], float] = random.random,
+        look_up: LookUp = look_up,
     ) -> None:
         self._reactor = reactor
         self._settings = settings
@@ -70,6 +71,7 @@ class Agent:
             connect_secs=self._limits.connect,
             say=self.say,
             jitter=jitter,
+            look_up=look_up,
         )
         self._host: HostRun | None = None
         self._waiting: Deferred[Any] | None = None

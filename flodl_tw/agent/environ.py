@@ -44,12 +44,17 @@ _SALT = re.compile(r"[0-9a-fA-F]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The hosts of the world as our controller numbers them; ``store``: it serves torch's store on its port."""
+    """The hosts of the world as our controller numbers them.
+
+    ``store``: it serves torch's store on its port; ``reports``: it takes the
+    exceptions that ranks died of.
+    """
 
     group_rank: int
     group_world_size: int
     run_id: str
     store: bool = False
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,13 @@ def read_relay_spec(relay_spec_hex: str, dialed: tuple[str, int]) -> str:
     return _encode(spec, "the relay's spec", RELAY_VARIABLE)
 
 
-def rank_environ(base: Mapping[str, str], seat: Seat, index: int, mask: str) -> dict[str, str]:
+def rank_environ(
+    base: Mapping[str, str], seat: Seat, index: int, mask: str, error_file: str | None = None
+) -> dict[str, str]:
     """The environment of the host's rank ``index``, whose device is ``mask``.
 
     The world's salt is in it, inside the envelope: the rank needs it.
+    ``error_file`` is where the rank may leave the exception that it dies of.
     """
     environ = _cleared(base)
     environ |= {
@@ -119,6 +127,8 @@ def rank_environ(base: Mapping[str, str], seat: Seat, index: int, mask: str) -> 
         environ |= _torchrun(seat, seat.group, index)
         if len(seat.ranks) > 1:
             environ.setdefault("OMP_NUM_THREADS", "1")
+    if error_file is not None:
+        environ["TORCHELASTIC_ERROR_FILE"] = error_file
     if seat.group is not None and seat.group.store:
         controller = seat.envelope["controller"]
         environ |= {
@@ -278,9 +288,11 @@ def _group(envelope: dict[str, Any]) -> Group | None:
     given = _object(envelope, GROUP_KEY)
     size = _whole(given, "group_world_size", 1, MAX_WORLD, f"{GROUP_KEY}.")
     rank = _whole(given, "group_rank", 0, size - 1, f"{GROUP_KEY}.")
-    run_id, store = given.get("run_id"), given.get("store", False)
+    run_id = given.get("run_id")
     if not isinstance(run_id, str) or "\0" in run_id:
         raise _wrong(f"{GROUP_KEY}.run_id", run_id, "text")
-    if not isinstance(store, bool):
-        raise _wrong(f"{GROUP_KEY}.store", store, "true or false")
-    return Group(rank, size, run_id, store)
+    flags = {name: given.get(name, False) for name in ("store", "reports")}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise _wrong(f"{GROUP_KEY}.{name}", flag, "true or false")
+    return Group(rank, size, run_id, **flags)

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IDelayedCall
 from flodl_tw.agent.children import Child, Children
 from flodl_tw.agent.devices import Device
 from flodl_tw.agent.environ import Seat, rank_environ, relay_environ
+from flodl_tw.agent.error_files import ErrorFiles
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, rank_failed, transient
@@ -60,6 +61,7 @@ class HostRun:
         self._logs = logs
         self._environ = environ
         self._say = say
+        self._errors = ErrorFiles()
         self._ranks: dict[Child, int] = {}
         """The index of each rank's child on this host."""
         self._relay: Child | None = None
@@ -72,12 +74,14 @@ class HostRun:
         """Start the relay, then the ranks; then listen to the link."""
         seat = self._places.seat
         words = self._settings.program
+        if seat.group is not None and seat.group.reports:
+            self._errors.open(self._say)
         try:
             if self._places.relay_spec_hex is not None:
                 environ = relay_environ(self._environ, self._places.relay_spec_hex, seat.host)
                 self._relay = self.children.start("the relay", f"[{seat.host}:relay] ", words, environ, {})
             for index, (rank, device) in enumerate(zip(seat.ranks, self._places.devices, strict=True)):
-                environ = rank_environ(self._environ, seat, index, device.mask)
+                environ = rank_environ(self._environ, seat, index, device.mask, self._errors.path(rank))
                 prefix = f"[{seat.host}:r{rank}] "
                 child = self.children.start(f"rank {rank}", prefix, words, environ, self._logs.files(rank))
                 self._ranks[child] = index
@@ -129,6 +133,10 @@ class HostRun:
             return
         index = self._ranks[child]
         rank = self._places.seat.ranks[index]
+        error = self._errors.read(rank) if code else None
+        if error is not None:
+            self._link.explain(self._link.talk.ranks[index], error)
+            self._say(f"rank {rank} died of {error.text}")
         self._link.report(self._link.talk.ranks[index], code)
         others = sum(other.running for other in self._ranks)
         self._say(f"rank {rank} exited with {exit_text(code)}")
@@ -156,4 +164,5 @@ class HostRun:
         for timer in self._timers:
             if timer.active():
                 timer.cancel()
+        self._errors.close()
         self.done.callback(self._cause or ALL_CLEAN)

@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from flodl_tw import sockets
 from flodl_tw.core.host_talk import HostTalk
 from flodl_tw.core.messages import Hello, JoinMessage
+from flodl_tw.core.reports import RankError
 from flodl_tw.core.wire import WireError
 from flodl_tw.limits import CLOSE_GRACE, Limits
 
@@ -102,6 +103,11 @@ class JoinLink(Protocol):
         """A rank of this host ended; ``rank`` as the Accept named it."""
         if not self.ended and self.transport is not None:
             self.transport.write(self.talk.exited(rank, code))
+
+    def explain(self, rank: int, error: RankError) -> None:
+        """What a rank of this host died of, before its exit is reported."""
+        if not self.ended and self.transport is not None:
+            self.transport.write(self.talk.reported(rank, error))
 
     def close(self) -> None:
         """Close once all is written, or after the grace by force."""

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable
 
 from flodl_tw.core.ledger import Member, rank_span
+from flodl_tw.core.reports import RankError
 from flodl_tw.core.telling import named_ranks
 
 
@@ -33,21 +34,38 @@ class Exits:
         self._unreported = {member: (1 << member.size) - 1 for member in seats}
         """Bit N is the member's Nth rank."""
         self._failed: dict[int, int] = {}
+        self.errors: dict[int, RankError] = {}
+        """The exceptions that ranks died of, by rank in the world, as far as their agents told."""
 
     def report(self, member: Member, accepted_rank: int, code: int) -> int:
         """A rank has ended; gives its number in the world.  Raises ViolationError where it cannot have."""
-        if accepted_rank not in member.accepted_ranks:
-            raise ViolationError(
-                f"RankExited for rank {accepted_rank}, its Accept gave it {rank_span(member.accepted_ranks)}"
-            )
-        index = accepted_rank - member.accepted_from
-        if not self._unreported[member] >> index & 1:
-            raise ViolationError(f"RankExited for rank {accepted_rank} twice")
+        index = self._running(member, accepted_rank, "RankExited")
         self._unreported[member] ^= 1 << index
         rank = self._seats[member][index]
         if code:
             self._failed[rank] = code
         return rank
+
+    def explain(self, member: Member, accepted_rank: int, error: RankError) -> None:
+        """Why a rank is about to be reported as ended.  Raises ViolationError where it cannot be."""
+        index = self._running(member, accepted_rank, "a report")
+        self.errors.setdefault(self._seats[member][index], error)
+
+    def how(self, rank: int, code: int) -> str:
+        """How a rank of the world ended, with its exception where it told one."""
+        error = self.errors.get(rank)
+        return exit_text(code) + ("" if error is None else f" ({error.text})")
+
+    def _running(self, member: Member, accepted_rank: int, what: str) -> int:
+        """The place on its host of a rank that has not been reported as ended."""
+        if accepted_rank not in member.accepted_ranks:
+            raise ViolationError(
+                f"{what} for rank {accepted_rank}, its Accept gave it {rank_span(member.accepted_ranks)}"
+            )
+        index = accepted_rank - member.accepted_from
+        if not self._unreported[member] >> index & 1:
+            raise ViolationError(f"{what} for rank {accepted_rank}, which has been reported as ended")
+        return index
 
     def missing(self, member: Member) -> list[int]:
         """The ranks of the member that have not reported, in order."""
@@ -65,7 +83,7 @@ class Exits:
         """
         ranks = self._seats[member]
         ended = [rank for index, rank in enumerate(ranks) if not self._unreported[member] >> index & 1]
-        failed = [f"rank {rank} with {exit_text(self._failed[rank])}" for rank in ended if rank in self._failed]
+        failed = [f"rank {rank} with {self.how(rank, self._failed[rank])}" for rank in ended if rank in self._failed]
         told = [f"{len(ended)} of {member.size}", *failed]
         early = [rank for rank in ended if rank not in self._failed]
         if others_run_on and early:

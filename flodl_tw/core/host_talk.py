@@ -11,7 +11,8 @@ from flodl_tw.core.messages import (
     decode_join,
     encode_join,
 )
-from flodl_tw.core.wire import JOIN_MAGIC, SALT_BYTES, ZERO_KEY, FrameKind, FrameReader, WireError
+from flodl_tw.core.reports import RankError, report_payload
+from flodl_tw.core.wire import JOIN_MAGIC, SALT_BYTES, ZERO_KEY, FrameKind, FrameReader, WireError, encode_frame
 
 MAX_ANSWER_BYTES = 1 << 20
 """Payload cap of what a controller sends: a host's envelope is a few KiB."""
@@ -43,6 +44,12 @@ class HostTalk:
         if self.salt is None:
             raise ValueError("no rank can exit before an Accept")
         return encode_join(self.salt, self.version, RankExited(rank, code))
+
+    def reported(self, rank: int, error: RankError) -> bytes:
+        """What a rank of this host died of: a frame of our own, for a controller that says that it takes it."""
+        if self.salt is None:
+            raise ValueError("no rank can die before an Accept")
+        return encode_frame(self.salt, self.version, FrameKind.REPORT, report_payload(rank, error))
 
     def feed(self, data: bytes) -> list[JoinMessage]:
         """The messages that ``data`` completes.

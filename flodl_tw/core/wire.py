@@ -21,6 +21,8 @@ RENDEZVOUS_MAGIC: Final = bytes.fromhex("e0170df1")
 DATA_MAGIC: Final = bytes.fromhex("e1170df1")
 CONTROL_MAGIC: Final = bytes.fromhex("e2170df1")
 JOIN_MAGIC: Final = bytes.fromhex("e3170df1")
+STORE_MAGIC: Final = bytes.fromhex("00cef785")
+"""How every client of torch.distributed's store begins, from torch 2.2 on."""
 HTTP_MAGICS: Final = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
 
 FRAME_MAGIC: Final = bytes.fromhex("c4170df1")
@@ -55,6 +57,8 @@ class FrameKind(IntEnum):
     METRICS = 3
     RENDEZVOUS = 6
     JOIN = 7
+    REPORT = 0x40
+    """This project's own: what a rank said of its death (``reports.py``)."""
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}

@@ -58,13 +58,15 @@ class World:
     """The members of a world with their final ranks; frozen at the verdict.
 
     ``salt`` (16 bytes) keys what the ranks themselves say to the controller.
-    ``run_id`` names the world to its ranks, and is no secret.
+    ``run_id`` names the world to its ranks, and is no secret; ``store`` says
+    whether torch's store is served on our port.
     """
 
     seats: tuple[tuple[Member, range], ...]
     salt: bytes = field(repr=False)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     run_id: str = ""
+    store: bool = False
     world_size: int = field(init=False)
     _group_ranks: Mapping[Member, int] = field(init=False, repr=False, compare=False)
 
@@ -95,6 +97,8 @@ class World:
                 "group_rank": self._group_ranks[member],
                 "group_world_size": len(self.seats),
                 "run_id": self.run_id,
+                "store": self.store,
+                "reports": True,
             },
         }
         return _hex(envelope)

@@ -118,6 +118,13 @@ def _refused(run: Run) -> str:
     return _tag("h2", "Refused") + _table(("Host", "From", "After", "Times", "Reason"), rows)
 
 
+def _store(run: Run) -> str:
+    """What torch's store is waiting for, which nobody else can tell."""
+    if run.store is None:
+        return ""
+    return _tag("h2", "Store") + "".join(_tag("p", line) for line in run.store.told())
+
+
 def _operator(run: Run, endpoint: str, credentialed: bool) -> str:
     """What the operator can do now."""
     if not run.is_open:
@@ -148,7 +155,8 @@ def page(controller: Controller, endpoint: str, ended: Mapping[str, int]) -> str
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
         f"<title>flodl: {run.phase.value}</title><style>{STYLE}</style></head><body><h1>flodl controller</h1>"
-        f"{_outcome(controller)}<dl>{facts}</dl>{_members(run)}{_refused(run)}"
+        f"{_outcome(controller)}<dl>{facts}</dl>{_members(run)}{_refused(run)}{_store(run)}"
         f"{_operator(run, endpoint, controller.credentialed)}{nowhere}"
-        '<p>For programs: <a href="/state.json">state.json</a></p></body></html>\n'
+        '<p>For programs: <a href="/state.json">state.json</a>, <a href="/run.json">run.json</a>, '
+        '<a href="/store.json">store.json</a></p></body></html>\n'
     )

@@ -29,7 +29,10 @@ from flodl_tw.web.page import POLICY, page
 from flodl_tw.web.start import start_run
 from flodl_tw.web.talk import answer, answer_json, attempt_of
 
-ENDPOINTS: Final = ("GET /state.json", "POST /start", "POST /abort", "POST /check")
+ENDPOINTS: Final = (
+    *("GET /state.json", "POST /start", "POST /abort", "POST /check"),
+    *("GET /run.json", "GET /store.json"),
+)
 """What a client that asked for something else is told; ``fdl``'s two come first."""
 
 
@@ -50,6 +53,17 @@ class Status:
     def state(self, request: IRequest) -> Any:
         """The state of the run, for programs."""
         return answer(request, 200, self.controller.run.state_json())
+
+    @app.route("/run.json", methods=["GET"])
+    def run(self, request: IRequest) -> Any:
+        """What ``state.json`` has no key for: why the run failed, and of which exceptions its ranks died."""
+        return answer_json(request, 200, self.controller.run.why())
+
+    @app.route("/store.json", methods=["GET"])
+    def store(self, request: IRequest) -> Any:
+        """The store of the world that has formed, or null."""
+        store = self.controller.run.store
+        return answer_json(request, 200, {"store": None if store is None else store.view()})
 
     @app.route("/", methods=["GET"])
     async def root(self, request: Any) -> Any:

@@ -24,7 +24,7 @@ HELLO = Hello("gpu-a", b"\0\1", (), "cpu", bytes(32))
 GREETING = JOIN_MAGIC + encode_join(TOKEN, 4, HELLO)
 ACCEPT = Accept((4, 5), None, 600)
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-AT = "127.0.0.1:29500"
+AT = "gpu-head:29500"
 
 
 class Lines:
@@ -58,12 +58,19 @@ class PumpedAgentTestCase(AgentTestCase):
 
     def begin(self, **fields: Any) -> None:
         """A new agent, which has begun."""
-        settings = AgentSettings(("127.0.0.1", 29500), "gpu-a", ("/bin/true",), **{"token": TOKEN, **fields})
+        settings = AgentSettings(("gpu-head", 29500), "gpu-a", ("/bin/true",), **{"token": TOKEN, **fields})
         self.sink = Lines()
         self.guardian = NoProcess(self.reactor, 30, {})
         sink: Any = self.sink
         self.agent = self.kind(
-            self.reactor, settings, without_gpus(2), {}, sink=sink, guardian=self.guardian, jitter=lambda: 0.5
+            self.reactor,
+            settings,
+            without_gpus(2),
+            {},
+            sink=sink,
+            guardian=self.guardian,
+            jitter=lambda: 0.5,
+            look_up=lambda host, port: ["127.0.0.1"],
         )
         self.ran: Deferred[Outcome] = Deferred.fromCoroutine(self.agent.run())
         # None may be left in the middle of its story.

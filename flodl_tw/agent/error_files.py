@@ -1,0 +1,49 @@
+"""Where a host's ranks leave the exceptions that they die of: torch's ``@record`` writes there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from flodl_tw.core.reports import MAX_ERROR_FILE, RankError, read_error_file
+
+
+class ErrorFiles:
+    """A folder of this world's own, for this user alone, with a file a rank; none until it is opened."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def open(self, say: Callable[[str], None]) -> None:
+        """Make the folder; a host where that cannot be does without."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="flodl-tw-errors-"))
+        except OSError as error:
+            say(f"no folder for error files can be made ({error.strerror}): exceptions of ranks are not reported")
+
+    def path(self, rank: int) -> str | None:
+        """The file of a rank of the world."""
+        return None if self._folder is None else str(self._folder / f"rank.{rank:03d}.json")
+
+    def read(self, rank: int) -> RankError | None:
+        """What the rank has left there; what cannot be read says nothing."""
+        path = self.path(rank)
+        if path is None:
+            return None
+        try:
+            # What a rank put there may be anything, a pipe included.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                data = file.read(MAX_ERROR_FILE + 1)
+        except OSError:
+            return None
+        return read_error_file(data) if data and len(data) <= MAX_ERROR_FILE else None
+
+    def close(self) -> None:
+        """Remove it."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,103 @@
+"""What a rank said of its own death: the exception that it left in its error file, on its way to the operator.
+
+Under torch's ``@record`` a rank writes its exception as JSON to the file that
+``TORCHELASTIC_ERROR_FILE`` names.  Our agent reads it and sends a frame of our
+own kind up the control link, where the envelope said that it is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from flodl_tw.core.strict_json import is_text, read_object
+from flodl_tw.core.wire import WireError
+
+MAX_REPORT_BYTES: Final = 4 * 1024
+"""Payload cap of the frame."""
+MAX_ERROR_FILE: Final = 4 << 20
+"""Bytes of an error file that are read; a traceback is some KiB."""
+MOST_CHARS: Final = {"type": 120, "message": 600, "line": 300}
+"""What is kept of each text: all three in UTF-8 and JSON's escapes fit the frame."""
+_FRAME = re.compile(r'\s*File "(?P<file>[^"\n]*)", line (?P<number>[0-9]+), in (?P<name>.*)')
+_NAMED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """An exception: its type, its message, and the last line of its traceback, each short and printable."""
+
+    type: str
+    message: str
+    line: str
+
+    @property
+    def text(self) -> str:
+        """For people, in one line."""
+        said = f"{self.type}: {self.message}" if self.message else self.type
+        return f"{said}, at {self.line}" if self.line else said
+
+
+def tidy(name: str, text: str) -> str:
+    """A text in one printable line, cut to what is kept of it."""
+    line = " ".join(text.split())
+    line = line if line.isprintable() else "".join(char if char.isprintable() else "?" for char in line)
+    most = MOST_CHARS[name]
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def read_error_file(data: bytes) -> RankError | None:
+    """The exception in an error file, or None where there is none that can be read."""
+    try:
+        content: Any = json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    told = content.get("message") if isinstance(content, dict) else None
+    stack = ""
+    if isinstance(told, dict):
+        extra = told.get("extraInfo")
+        stack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
+        told = told.get("message")
+    if not isinstance(told, str):
+        return None
+    named = _NAMED.fullmatch(told.strip())
+    kind, message = (named["type"], named["message"] or "") if named else ("error", told)
+    where = last_line(stack) if isinstance(stack, str) else ""
+    return RankError(tidy("type", kind), tidy("message", message), tidy("line", where))
+
+
+def last_line(stack: str) -> str:
+    """``file:line in name: code`` of the innermost frame of a traceback's text; empty where there is none."""
+    lines = stack.splitlines()
+    for place in range(len(lines) - 1, -1, -1):
+        found = _FRAME.fullmatch(lines[place])
+        if found is not None:
+            code = lines[place + 1].strip() if place + 1 < len(lines) else ""
+            return f"{found['file']}:{found['number']} in {found['name']}" + (f": {code}" if code else "")
+    return ""
+
+
+def report_payload(rank: int, error: RankError) -> bytes:
+    """The frame's payload; ``rank`` as the agent's Accept named it."""
+    return json.dumps({"rank": rank, **asdict(error)}, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+
+
+def read_report(payload: bytes) -> tuple[int, RankError]:
+    """The rank and its exception; WireError where the payload holds none."""
+    try:
+        told = read_object(payload, ("rank", "type", "message", "line"))
+    except ValueError as error:
+        raise WireError(f"a rank's report cannot be read: {error}") from None
+    rank = told["rank"]
+    if type(rank) is not int or not 0 <= rank < 1 << 32:
+        raise WireError("a rank's report names no rank")
+    texts = {}
+    for name in MOST_CHARS:
+        if not is_text(told[name]):
+            raise WireError(f"the {name} of a rank's report is no text")
+        texts[name] = tidy(name, told[name])
+    return rank, RankError(**texts)

@@ -1,0 +1,66 @@
+"""The store of one world: its keys, who may reach them, and what people see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flodl_tw.core.addresses import Address, classify
+from flodl_tw.core.ledger import Member
+from flodl_tw.core.store_keys import KeySpace
+from flodl_tw.core.store_wire import StoreLimits
+
+MOST_WAITS = 20
+"""Keys that are shown of those that somebody waits for: the ones waited for longest."""
+
+
+class WorldStore:
+    """One key space for the world of ``members``.  ``seconds`` is a monotonic clock.
+
+    The store has no authentication of its own, and torch unpickles some of
+    what is in it, so it is open to the addresses that the members joined from.
+    """
+
+    def __init__(
+        self, members: Iterable[Member], world_size: int, seconds: Callable[[], float], limits: StoreLimits
+    ) -> None:
+        self.keys = KeySpace(seconds, limits)
+        self.clients: set[object] = set()
+        """The connections that are open."""
+        self._world_size = world_size
+        self._addresses = {member.offer.address for member in members}
+        self._loopback = any(classify(address).loopback for address in self._addresses)
+
+    def admits(self, address: Address) -> bool:
+        """Whether the peer is at one of the world's hosts."""
+        return address.shown in self._addresses or (address.loopback and self._loopback)
+
+    def view(self) -> dict[str, Any]:
+        """What ``store.json`` says of it: counts, bytes, and what is waited for, the longest (in seconds) first."""
+        keys = self.keys
+        return {
+            "world_size": self._world_size,
+            "connected": len(self.clients),
+            "workers": keys.workers,
+            "keys": keys.key_count,
+            "queue_items": keys.items,
+            "bytes": keys.stored + keys.held,
+            "max_keys": keys.limits.total_keys,
+            "max_bytes": keys.limits.total_bytes,
+            "waiting": [
+                {"key": each.key, "clients": each.clients, "seconds": int(each.seconds)}
+                for each in keys.waiting(MOST_WAITS)
+            ],
+        }
+
+    def told(self) -> list[str]:
+        """The same for people: a line, and one for each key that is waited for."""
+        view = self.view()
+        lines = [
+            f"{view['workers']} of {view['world_size']} ranks have come to the store; it has {view['connected']} "
+            f"connections, {view['keys']} keys and {view['bytes']} bytes"
+        ]
+        for each in view["waiting"]:
+            noun = "client has" if each["clients"] == 1 else "clients have"
+            lines.append(f"{each['clients']} {noun} been waiting for {each['key']}, the first for {each['seconds']} s")
+        return lines
