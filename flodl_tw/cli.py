@@ -50,15 +50,26 @@ RANK_OPTIONS: Final = (
     ("log-dir", "FOLDER", "where each rank's output goes, too: rank.NNN.out and rank.NNN.err"),
 )
 TOKEN_OPTION: Final = HOST_OPTIONS[1]
+COMMANDS: Final = ("join", "run", "status", "start", "abort")
 
 
 class Parser(argparse.ArgumentParser):
     """argparse, with one line for a wrong command, and status 2."""
 
+    page = ""
+    """The command whose help is to be read, where it is another's than this parser's."""
+    has_program = False
+    """Whether the command takes a program."""
+
     def error(self, message: str) -> Any:
         # What was mistyped may be the token.
         shown = _SECRET.sub("(not shown)", message)
-        _say(f"{shown}; {self.prog} --help lists the options")
+        head, colon, rest = message.partition("unrecognized arguments: ")
+        if colon and not rest.startswith("-") and self.has_program:
+            shown += " (PROGRAM and its arguments stand after --)"
+        if colon and "tok" in rest.lower():
+            shown = head + colon + rest.split()[0].partition("=")[0] + " (not shown)"
+        _say(f"{shown}; {self.page or self.prog} --help lists the options")
         raise SystemExit(PERMANENT)
 
 
@@ -71,7 +82,7 @@ def _add(parser: argparse.ArgumentParser, options: Sequence[tuple[str, str, str]
         parser.add_argument(f"--{name}", metavar=value, help=text)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The whole command line.  Every option may come from the environment, too."""
     parser = Parser(
         "flodl-tw",
@@ -128,7 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--token (not shown): every user of this machine can see an argument; use --token-file or FLODL_JOIN_TOKEN"
         )
         return PERMANENT
-    parsed = make_parser().parse_args(ours)
+    parser = make_parser()
+    if ours and ours[0] in COMMANDS:
+        # The outer parser speaks for the commands, too.
+        parser.page = f"flodl-tw {ours[0]}"
+        parser.has_program = ours[0] in ("join", "run") and split == len(words)
+    parsed = parser.parse_args(ours)
     options = {name.replace("_", "-"): value for name, value in vars(parsed).items()}
     return _guarded(parsed.run, options, program)
 
@@ -143,6 +159,10 @@ def _guarded(command: Callable[..., int], options: Mapping[str, Any], program: l
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # They are the ranks', and mean nothing before there are any.
+            signal.signal(number, lambda received, frame: None)
     environ = dict(os.environ)
     for name in ("FLODL_JOIN_TOKEN", "FLODL_INTERNAL_AGENT_JSON"):
         # Nothing that we start needs it from here on.
@@ -312,15 +332,22 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
 
     reactor = _reactor()
     status = [1]
+    unwritten: list[str] = []
 
     def say(line: str) -> None:
         try:
             print(line, flush=True)
+        except UnicodeEncodeError:
+            print(line.encode("ascii", "backslashreplace").decode(), flush=True)
         except BrokenPipeError:
             # Its reader has seen enough; what Python still holds of it goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
+        except OSError as error:
+            _say(f"standard output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            unwritten.append(line)
 
     def finished(result: Any) -> None:
         if isinstance(result, Failure):
@@ -332,7 +359,7 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
     reactor.callWhenRunning(lambda: Deferred.fromCoroutine(question(make_http(reactor), say)).addBoth(finished))
     # Nothing here outlives a signal, so each does what it does to any program.
     reactor.run(installSignalHandlers=False)
-    return status[0]
+    return 1 if unwritten else status[0]
 
 
 def _check(settings: AgentSettings, choice: Choice) -> int:

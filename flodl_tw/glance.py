@@ -285,12 +285,12 @@ def why_lines(body: Mapping[str, Any]) -> list[str]:
 
 
 def store_lines(body: Mapping[str, Any]) -> list[str]:
-    """What the ranks wait for in the store, from ``store.json``; nothing where there is no store, or no wait."""
+    """What the store has and what the ranks wait for, from ``store.json``; nothing where there is no store."""
     if body.get("store") is None:
         return []
     fields = Fields(body, "store.json").object("store")
     lines = [
-        f"store: {fields.count('workers')} of {counted(fields.count('world_size'), 'rank')} have come, "
+        f"store: {fields.count('workers')} of {counted(fields.count('world_size'), 'rank')} came, "
         f"{counted(fields.count('keys'), 'key')}, {counted(fields.count('bytes'), 'byte')}"
     ]
     for each in fields.objects("waiting")[:MOST_ERRORS]:

@@ -229,7 +229,7 @@ def _unverified(frame: Frame, credentialed: bool) -> tuple[str, str]:
             "its frame does not verify under the zero key: it may hold a token, and admission is open here",
         )
     if frame.verifies(ZERO_KEY):
-        return "no-token", "its frame verifies under the zero key: it has no token, and needs one here (--token)"
+        return "no-token", "it has no token, and needs one here (--token-file; fdl: --token)"
     return "wrong-token", "its frame verifies under no key of ours: most likely its token is another run's"
 
 

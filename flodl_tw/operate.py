@@ -47,7 +47,11 @@ Say = Callable[[str], object]
 
 
 class RefusedError(Exception):
-    """The controller says no; the text is for people."""
+    """The controller says no, with an HTTP status; the text is for people."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 async def _told(command: Awaitable[int], controller: Controller, say: Say) -> int:
@@ -84,7 +88,11 @@ async def _more(http: HTTPClient, controller: Controller, state: State) -> list[
     if state.phase in OPEN_PHASES:
         return lines
     for path, read in (("/run.json", why_lines), ("/store.json", store_lines)):
-        answer = await ask(http, controller, "GET", path)
+        try:
+            answer = await ask(http, controller, "GET", path, limit=MAX_STATE)
+        except NoAnswerError:
+            # What was asked for has been told; a controller may go once its run is over.
+            return lines
         if answer.code == 200:
             lines += read(answer.object())
     return lines
@@ -168,21 +176,34 @@ async def check(
     http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any], *, complain: Say | None = None
 ) -> int:
     """Ask whether the controller would admit a host that says ``hello``; nothing changes."""
-    return await _told(_check(http, controller, say, hello), controller, complain or say)
+    return await _told(_check(http, controller, say, hello, complain), controller, complain or say)
 
 
-async def _check(http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any]) -> int:
-    answer = _approved(await ask(http, controller, "POST", "/check", body=hello), "POST /check")
+async def _check(
+    http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any], complain: Say | None
+) -> int:
+    try:
+        answer = _approved(await ask(http, controller, "POST", "/check", body=hello), "POST /check")
+    except RefusedError as error:
+        if error.code not in (400, 403):
+            raise
+        # A hello with this token, or of this shape, would fare no better later.
+        (complain or say)(str(error))
+        return REFUSED_FOR_GOOD
     verdict = answer.object()
     admitted, retry, reason = verdict.get("admitted"), verdict.get("retry"), verdict.get("reason")
     if admitted is True:
-        say(f"{controller.shown} would admit this host: ranks {spans(_fields(answer).counts('ranks'))}")
+        say(f"{controller.shown} would admit this host: {_ranks(_fields(answer).counts('ranks'))}")
         return OK
     if admitted is not False or not isinstance(retry, bool) or not isinstance(reason, str):
         raise foreign(controller, "its verdict is neither an admission nor a refusal with its reason")
     hope = "a later attempt may be admitted" if retry else "no retry can fix it"
     say(f"{controller.shown} would refuse this host: {_shown(reason)} ({hope})")
     return REFUSED if retry else REFUSED_FOR_GOOD
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}"
 
 
 async def _ask_state(http: HTTPClient, controller: Controller) -> tuple[Answer, State]:
@@ -214,15 +235,17 @@ def _approved(answer: Answer, endpoint: str) -> Answer:
     if answer.code == 404:
         raise RefusedError(
             f"{controller.shown} does not know {endpoint} (status 404): it is an older controller, "
-            "or flodl's own launcher"
+            "or flodl's own launcher",
+            answer.code,
         )
     error = answer.object().get("error")
     if not isinstance(error, str):
         raise foreign(controller, f"status {answer.code} without a reason")
     hint = ""
-    if answer.code == 403 and controller.token is None:
-        hint = "; give the token with --token-file FILE or FLODL_JOIN_TOKEN"
-    raise RefusedError(f"{controller.shown} refuses: {_shown(error)}{hint}")
+    if answer.code == 403 and (controller.token is None or "needs the token" in error):
+        given = "give the token with" if controller.token is None else "compare the token in"
+        hint = f"; {given} --token-file FILE or FLODL_JOIN_TOKEN"
+    raise RefusedError(f"{controller.shown} refuses: {_shown(error)}{hint}", answer.code)
 
 
 def _shown(text: str) -> str:

@@ -184,6 +184,13 @@ def tune_link(transport: Any, limits: Limits) -> None:
         handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _timeout_ms(limits.link_stall))
 
 
+def bear_pauses(transport: Any) -> None:
+    """Let a peer stop reading for as long as it likes: a rank in a debugger.  One that is gone is still noticed."""
+    handle = cast(socket.socket | None, transport.getHandle())
+    if handle is not None:
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+
+
 def tune_backend(transport: Any, limits: Limits) -> None:
     """Give the backend's leg of a forward what accepted connections inherit; a Unix socket needs none of it."""
     handle = cast(socket.socket, transport.getHandle())

@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IPushProducer, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from flodl_tw import sockets
 from flodl_tw.controller import Controller
 from flodl_tw.core.store import Outcome, StoreConnection
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
@@ -43,11 +44,12 @@ class StoreChannel:
         run = self._controller.run
         store = run.store
         if store is None or run.over:
-            why = "no world has formed yet" if run.is_open else "the world's hosts have all left"
+            why = "no world has formed yet" if store is None else "the world's hosts have all left"
         elif not store.admits(peeker.address):
             why = "it is no address of this world's hosts, and the store is for them alone"
         else:
             peeker.decided()
+            sockets.bear_pauses(peeker.transport)
             client.store = store
             store.clients.add(client)
             return StoreConnection(store.keys, client)
@@ -142,6 +144,11 @@ class StoreClient:
     def _go_on(self) -> None:
         if self._connection is None or self._paused:
             return
+        transport: Any = self.peeker.transport
+        if transport.disconnecting:
+            # The door is closing, and has no more turns for this client.
+            self._leave()
+            return
         if self._more:
             self._do(self._connection, self._connection.feed(b""))
         if not self._more and not self._paused:
@@ -160,9 +167,9 @@ class StoreClient:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        assert self.store is not None
         connection.lost()
-        if self.store is not None:
-            self.store.clients.discard(self)
+        self.store.clients.discard(self)
         transport: Any = self.peeker.transport
         # A paused producer would keep a connection that is to close open.
         transport.unregisterProducer()

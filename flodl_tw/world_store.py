@@ -9,9 +9,12 @@ from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
 from flodl_tw.core.store_keys import KeySpace
 from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.glance import counted, cut
 
 MOST_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""
+KEY_CHARS = 200
+"""Characters of such a key that people are shown; it may have some thousand."""
 
 
 class WorldStore:
@@ -57,10 +60,12 @@ class WorldStore:
         """The same for people: a line, and one for each key that is waited for."""
         view = self.view()
         lines = [
-            f"{view['workers']} of {view['world_size']} ranks have come to the store; it has {view['connected']} "
-            f"connections, {view['keys']} keys and {view['bytes']} bytes"
+            f"{view['workers']} of {counted(view['world_size'], 'rank')} came to the store; it has "
+            f"{counted(view['connected'], 'connection')}, {counted(view['keys'], 'key')} and "
+            f"{counted(view['bytes'], 'byte')}"
         ]
         for each in view["waiting"]:
             noun = "client has" if each["clients"] == 1 else "clients have"
-            lines.append(f"{each['clients']} {noun} been waiting for {each['key']}, the first for {each['seconds']} s")
+            key = cut(each["key"], KEY_CHARS)
+            lines.append(f"{each['clients']} {noun} been waiting for {key}, the first for {each['seconds']} s")
         return lines

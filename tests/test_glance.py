@@ -5,7 +5,17 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
-from flodl_tw.glance import MOST_HOSTS, ShapeError, duration, parse_state, spans, state_lines
+from flodl_tw.glance import (
+    MOST_ERRORS,
+    MOST_HOSTS,
+    ShapeError,
+    duration,
+    parse_state,
+    spans,
+    state_lines,
+    store_lines,
+    why_lines,
+)
 
 H100 = "NVIDIA H100 (80GB, sm_90)"
 NUL = "\x00"
@@ -173,3 +183,93 @@ class WordsTests(unittest.TestCase):
     def test_durations(self) -> None:
         for secs, text in ((0, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (3600, "1 h 0 min")):
             self.assertEqual(duration(secs), text)
+
+
+def an_error(
+    rank: int = 3, kind: str = "ValueError", message: str = "boom", line: str = "a.py:1 in f"
+) -> dict[str, Any]:
+    """What one rank died of."""
+    return {"rank": rank, "type": kind, "message": message, "line": line}
+
+
+class WhyLinesTests(unittest.TestCase):
+    """Why a run failed."""
+
+    def why(self, failure: Any, *errors: Any) -> list[str]:
+        return why_lines({"phase": "failed", "failure": failure, "rank_errors": list(errors)})
+
+    def test_a_run_that_has_not_failed_has_no_lines(self) -> None:
+        self.assertEqual(self.why(None), [])
+
+    def test_the_reason_and_what_the_ranks_died_of(self) -> None:
+        self.assertEqual(
+            self.why(
+                "rank 3 exited", an_error(), an_error(4, message=""), an_error(5, line=""), an_error(6, "", "", "")
+            ),
+            [
+                "failed: rank 3 exited",
+                "rank 3 died of ValueError: boom, at a.py:1 in f",
+                "rank 4 died of ValueError, at a.py:1 in f",
+                "rank 5 died of ValueError: boom",
+                "rank 6 died of ",
+            ],
+        )
+
+    def test_all_of_it_is_escaped_cut_and_counted(self) -> None:
+        lines = self.why("\x1b[2J" + "x" * 2000, *[an_error(n, message=NUL * 500) for n in range(MOST_ERRORS + 5)])
+        self.assertEqual(len(lines), 1 + MOST_ERRORS)
+        for line in lines:
+            self.assertTrue(line.isprintable(), line)
+            self.assertLessEqual(len(line), 1010)
+        self.assertTrue(lines[0].startswith("failed: \\x1b[2Jxxx"))
+
+    def test_another_shape_is_named(self) -> None:
+        for body, where in (
+            ({}, "in run.json, rank_errors is no list"),
+            ({"failure": 7, "rank_errors": []}, "in run.json, failure is no text"),
+            ({"rank_errors": [7]}, "run.json's rank_errors is no object"),
+            ({"rank_errors": [an_error(-1)]}, "in run.json's rank_errors, rank is no count"),
+            ({"rank_errors": [{"rank": 1}]}, "in run.json's rank_errors, type is no text"),
+        ):
+            with self.subTest(body=body), self.assertRaisesRegex(ShapeError, where):
+                why_lines(body)
+
+
+class StoreLinesTests(unittest.TestCase):
+    """What the store waits for."""
+
+    def store(self, *waiting: Any, **fields: Any) -> list[str]:
+        base = {"workers": 4, "world_size": 8, "keys": 1, "bytes": 2, "waiting": list(waiting)}
+        return store_lines({"store": {**base, **fields}})
+
+    def test_where_there_is_none_there_are_no_lines(self) -> None:
+        self.assertEqual(store_lines({"store": None}), [])
+        self.assertEqual(store_lines({}), [])
+
+    def test_who_waits_for_what(self) -> None:
+        self.assertEqual(self.store(), ["store: 4 of 8 ranks came, 1 key, 2 bytes"])
+        self.assertEqual(
+            self.store(
+                {"key": "/worker/0/ready", "clients": 4, "seconds": 40}, {"key": "\n" * 300, "clients": 1, "seconds": 0}
+            ),
+            [
+                "store: 4 of 8 ranks came, 1 key, 2 bytes",
+                "  4 clients waiting for /worker/0/ready, 40 s so far",
+                "  1 client waiting for " + ("\\n" * 100)[:199] + "…, 0 s so far",
+            ],
+        )
+
+    def test_only_the_first_keys_are_listed(self) -> None:
+        waiting = [{"key": f"/{n}", "clients": 1, "seconds": 1} for n in range(MOST_ERRORS + 3)]
+        self.assertEqual(len(self.store(*waiting)), 1 + MOST_ERRORS)
+
+    def test_another_shape_is_named(self) -> None:
+        for fields, where in (
+            ({"workers": -1}, "in store.json's store, workers is no count"),
+            ({"waiting": None}, "in store.json's store, waiting is no list"),
+            ({"waiting": [{"key": 1}]}, "in store.json's store's waiting, key is no text"),
+        ):
+            with self.subTest(fields=fields), self.assertRaisesRegex(ShapeError, where):
+                self.store(**fields)
+        with self.assertRaisesRegex(ShapeError, "store.json's store is no object"):
+            store_lines({"store": 7})

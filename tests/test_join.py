@@ -20,10 +20,11 @@ from flodl_tw.core.messages import (
     join_payload,
 )
 from flodl_tw.core.refusals import Word
+from flodl_tw.core.reports import RankError, report_payload
 from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, encode_frame
 from flodl_tw.limits import Limits
 from flodl_tw.run import RunSettings
-from flodl_tw.testing import ClockedController, FakeDial, make_hello
+from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 
 OTHER_TOKEN = bytes(range(16))
@@ -162,7 +163,7 @@ class TableTests(PumpedTestCase):
 
     def test_a_hello_without_a_token_is_told_apart_from_one_with_a_wrong_one(self) -> None:
         for key, reason in (
-            (ZERO_KEY, "verifies under the zero key: it has no token"),
+            (ZERO_KEY, "it has no token, and needs one here"),
             (OTHER_TOKEN, "verifies under no key of ours: most likely its token is another run's"),
         ):
             door = ClockedController(token=TOKEN)
@@ -388,16 +389,22 @@ def later_kind(kind: FrameKind) -> Callable[[FakeDial], bytes]:
     return lambda dial: encode_frame(dial.talk.salt, 4, kind, join_payload(RankExited(0, 0), 4))
 
 
+def reported(talk: HostTalk, payload: bytes) -> bytes:
+    return encode_frame(talk.salt or ZERO_KEY, 4, FrameKind.REPORT, payload)
+
+
+BOOM = RankError("ValueError", "boom", "train.py:7 in f: g()")
+REPORT = report_payload(0, BOOM)
 ALWAYS_WRONG: tuple[tuple[str, Callable[[FakeDial], bytes], str], ...] = (
     ("a rank outside its Accept", later(RankExited(2, 0)), "RankExited"),
     ("the largest rank", later(RankExited(0xFFFFFFFF, 0)), "RankExited"),
     ("another key", later(RankExited(0, 0), key=OTHER_TOKEN), "does not verify"),
     ("another version", later(RankExited(0, 0), version=2), "version 2"),
     ("an unspoken version", later(RankExited(0, 0), version=6), "version 6"),
-    ("a Hello again", later(make_hello()), "RankExited alone"),
-    ("Accept", later(Accept((0,), None, 1)), "RankExited alone"),
-    ("Abort", later(Abort("no")), "RankExited alone"),
-    ("another kind", later_kind(FrameKind.CONTROL), "RankExited alone"),
+    ("a Hello again", later(make_hello()), "RankExited and reports alone"),
+    ("Accept", later(Accept((0,), None, 1)), "RankExited and reports alone"),
+    ("Abort", later(Abort("no")), "RankExited and reports alone"),
+    ("another kind", later_kind(FrameKind.CONTROL), "RankExited and reports alone"),
     ("a retired kind", lambda dial: header(4, kind=5), "kind 5"),
     ("no frame", lambda dial: b"GET /", "47455420"),
     ("a payload that does not decode", lambda dial: encode_frame(dial.talk.salt, 4, FrameKind.JOIN, b"\4"), "number"),
@@ -406,7 +413,7 @@ ALWAYS_WRONG: tuple[tuple[str, Callable[[FakeDial], bytes], str], ...] = (
 
 
 class LaterFrameTests(PumpedTestCase):
-    """On its link a member may send RankExited alone, after formation, once a rank."""
+    """On its link a member may send RankExited and reports alone, after formation, once a rank."""
 
     def in_window(self) -> tuple[ClockedController, FakeDial]:
         door = ClockedController(window(min_rank_start=9))
@@ -464,9 +471,83 @@ class LaterFrameTests(PumpedTestCase):
         dial.send(dial.talk.exited(0))
         door.turn()
         self.assertTrue(dial.closed)
-        self.line("'gpu-a'", "RankExited for rank 0 twice", "its link is closed")
+        self.line("'gpu-a'", "RankExited for rank 0, which has been reported as ended", "its link is closed")
         (abort,) = other.messages()
         self.assertIn("rank 1", abort.reason)
+
+    def test_a_report_reaches_the_log_and_the_reason_of_the_abort(self) -> None:
+        door, dial, other = self.formed()
+        dial.send(dial.talk.reported(1, BOOM))
+        self.assertEqual(self.lines(), [])
+        dial.send(dial.talk.exited(1, 3))
+        self.line(f"'gpu-a': rank 1 exited with code 3 ({BOOM.text})", level=LogLevel.warn)
+        door.turn()
+        (abort,) = other.messages()
+        self.assertEqual(abort, Abort(f"rank 1 of host 'gpu-a' exited with code 3 ({BOOM.text})"))
+
+    def test_a_report_goes_by_the_ranks_of_the_accept(self) -> None:
+        door = ClockedController(window(target_ranks=3))
+        gone = door.dial("10.0.0.3")
+        gone.join(host="gone")
+        dial = door.dial("10.0.0.2")
+        self.assertEqual(dial.join(host="moved", devices=2).ranks, (1, 2))
+        gone.reset()
+        door.dial("10.0.0.4").join(host="last")
+        door.turn()
+        self.assertIsInstance(dial.messages()[0], WorldFormed)
+        self.assertEqual(dial.talk.envelope["worker"]["ranks"], [0, 1])
+        dial.send(dial.talk.reported(2, BOOM) + dial.talk.exited(2, 1))
+        self.line(f"'moved': rank 1 (rank 2 to its agent) exited with code 1 ({BOOM.text})")
+        self.assertEqual([each["rank"] for each in door.controller.run.why()["rank_errors"]], [1])
+
+    def test_a_report_that_cannot_be_is_a_violation(self) -> None:
+        for name, sent, reason in (
+            ("a rank of another host", lambda talk: talk.reported(2, BOOM), "a report for rank 2, its Accept gave it"),
+            ("no rank at all", lambda talk: talk.reported(99, BOOM), "a report for rank 99, its Accept gave it"),
+            (
+                "after its exit",
+                lambda talk: talk.exited(0) + talk.reported(0, BOOM),
+                "a report for rank 0, which has been reported as ended",
+            ),
+            ("no JSON", lambda talk: reported(talk, b"boom"), "a rank's report cannot be read"),
+            ("no rank", lambda talk: reported(talk, REPORT.replace(b"0", b"-1")), "a rank's report names no rank"),
+        ):
+            with self.subTest(name):
+                door, dial, other = self.formed()
+                dial.send(sent(dial.talk))
+                door.turn()
+                self.assertTrue(dial.closed)
+                self.line("'gpu-a'", "10.0.0.1:4711", reason, "its link is closed", level=LogLevel.warn)
+                (abort,) = other.messages()
+                self.assertIn("protocol error", abort.reason)
+
+    def test_a_rank_that_is_reported_on_twice_is_a_violation(self) -> None:
+        door, dial, _ = self.formed()
+        dial.send(dial.talk.reported(0, BOOM) * 2)
+        door.turn()
+        self.assertTrue(dial.closed)
+        self.line("a report for rank 0", "its link is closed", level=LogLevel.warn)
+
+    def test_a_report_before_the_world_is_a_violation(self) -> None:
+        door, dial = self.in_window()
+        dial.send(dial.talk.reported(0, BOOM))
+        door.turn()
+        self.assertTrue(dial.closed)
+        self.line("a report before its world was formed", level=LogLevel.warn)
+        self.assertEqual(door.state()["joined_ranks"], 0)
+
+    def test_a_report_instead_of_a_hello_is_refused(self) -> None:
+        door = ClockedController(window(min_rank_start=9))
+        dial = door.dial()
+        dial.send(JOIN_MAGIC + encode_frame(ZERO_KEY, 4, FrameKind.REPORT, REPORT))
+        (answer,) = dial.messages()
+        self.assertIn("not-a-join", answer.reason)
+
+    def test_a_report_under_another_key_is_a_violation(self) -> None:
+        _, dial, _ = self.formed()
+        dial.send(encode_frame(bytes(16), 4, FrameKind.REPORT, REPORT))
+        self.assertTrue(dial.transport.disconnecting)
+        self.line("a frame on its link does not verify")
 
     def test_what_follows_a_violation_is_not_read(self) -> None:
         door, dial, _ = self.formed()

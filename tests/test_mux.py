@@ -8,13 +8,21 @@ from itertools import combinations, pairwise
 from twisted.logger import LogLevel
 
 from flodl_tw.core.messages import Accept
-from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, FRAME_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
+from flodl_tw.core.wire import (
+    CONTROL_MAGIC,
+    DATA_MAGIC,
+    FRAME_MAGIC,
+    HTTP_MAGICS,
+    JOIN_MAGIC,
+    RENDEZVOUS_MAGIC,
+    STORE_MAGIC,
+)
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, Limits
 from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
 from tests.pumped import PumpedTestCase, window
 
 GET = b"GET /state.json HTTP/1.1\r\nHost: 10.0.0.100\r\n\r\n"
-UNSERVED = {RENDEZVOUS_MAGIC: "rendezvous", DATA_MAGIC: "data", CONTROL_MAGIC: "control"}
+UNSERVED = {RENDEZVOUS_MAGIC: "rendezvous", DATA_MAGIC: "data", CONTROL_MAGIC: "control", STORE_MAGIC: "store"}
 METHODS = {b"GET ": "GET", b"POST": "POST", b"HEAD": "HEAD", b"OPTI": "OPTIONS", b"PUT ": "PUT"}
 METHODS |= {b"DELE": "DELETE", b"PATC": "PATCH"}
 DIALS = (
@@ -140,6 +148,7 @@ class DropTests(PumpedTestCase):
             (b"SSH-2.0-x\r\n", "unknown-channel", "5353482d"),
             (b"\0\0\0\0", "unknown-channel", "00000000"),
             (b"get / HTTP/1.1\r\n", "unknown-channel", "67657420"),
+            (b"\3\5\0\0\0\0\0\0\0init/", "unknown-channel", "03050000 are no channel's (they look like torch's"),
             *((magic, "unserved-channel", f"the {name} channel") for magic, name in UNSERVED.items()),
         )
         for sent, word, reason in table:
@@ -154,6 +163,13 @@ class DropTests(PumpedTestCase):
             self.line("10.0.0.5:4711", reason, level=LogLevel.info)
             self.assertEqual(len(self.lines()), 1)
             self.assertEqual(self.door.front.ended, {word: 1})
+
+    def test_only_what_looks_like_an_old_torch_is_told_which_torch_is_needed(self) -> None:
+        for sent, told in ((b"\3\5\0\0", True), (b"\3\0\0\0", True), (b"\3\5\0\1", False), (b"\4\5\0\0", False)):
+            self.forget()
+            self.door.dial().send(sent)
+            (line,) = self.lines()
+            self.assertEqual("torch 2.2 or newer is needed" in line, told, line)
 
     def test_the_deadline_of_the_first_four_bytes_is_five_seconds_from_the_accept(self) -> None:
         for sent in (b"", b"\xe3", b"GE", JOIN_MAGIC[:3]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from treq.client import HTTPClient
@@ -15,9 +16,12 @@ from twisted.web.resource import Resource
 
 from flodl_tw import operate
 from flodl_tw.core.hello_json import hello_to_json
+from flodl_tw.core.reports import RankError
+from flodl_tw.core.store_wire import Opcode, StoreLimits
 from flodl_tw.operate import Controller
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.status import Status
+from tests.core.store_queries import HELLO, many
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
 HERE = Controller("127.0.0.1", 29500, None)
@@ -45,6 +49,23 @@ class Canned(Resource):
         self.asked.append((request.method, request.uri, request.content.read()))
         request.setResponseCode(self.code)
         return self.body
+
+
+class Pages(Resource):
+    """Answers these paths with these bodies, 404 for others, and remembers what it was asked."""
+
+    isLeaf = True  # noqa: N815  Twisted's name
+
+    def __init__(self, bodies: dict[bytes, bytes]) -> None:
+        super().__init__()
+        self.bodies = bodies
+        self.asked: list[bytes] = []
+
+    def render(self, request: Any) -> bytes:
+        self.asked.append(request.path)
+        body = self.bodies.get(request.path)
+        request.setResponseCode(404 if body is None else 200)
+        return body or b"{}"
 
 
 class FailingAgent:
@@ -105,6 +126,72 @@ class StatusTests(OperateTestCase):
     def test_json_is_the_body_as_it_is(self) -> None:
         door = self.door()
         door.dial().join(host="ü")
+        self.assertEqual(self.status(self.http(door), as_json=True), 0)
+        self.assertEqual(self.said, [door.controller.run.state_json().decode()])
+
+    def failed(self, ranks: int = 1) -> ClockedController:
+        """A run that failed of an exception on each of its ranks, while somebody waited for a key."""
+        door = self.door(settings=replace(window(target_ranks=ranks), store=StoreLimits()))
+        dial = door.dial()
+        dial.join(devices=ranks)
+        door.turn()
+        dial.messages()
+        door.dial().send(HELLO + many(Opcode.WAIT, b"/ready"))
+        for rank in range(ranks):
+            dial.send(dial.talk.reported(rank, RankError("ValueError", "boom " + "x" * 500, "a.py:1 in f" + "y" * 200)))
+        dial.send(dial.talk.exited(0, 1))
+        door.clock.advance(7)
+        return door
+
+    def test_a_run_that_failed_says_why_and_what_its_store_waits_for(self) -> None:
+        self.assertEqual(self.status(self.http(self.failed())), 0)
+        told = f"ValueError: boom {'x' * 500}, at a.py:1 in f{'y' * 200}"
+        self.assertEqual(
+            self.said[-4:],
+            [
+                f"failed: rank 0 of host 'gpu-a' exited with code 1 ({told})",
+                f"rank 0 died of {told}",
+                "store: 0 of 1 rank came, 0 keys, 6 bytes",
+                "  1 client waiting for /ready, 7 s so far",
+            ],
+        )
+
+    def test_many_ranks_that_died_are_no_answer_that_is_too_long(self) -> None:
+        door = self.failed(100)
+        self.assertGreater(len(json.dumps(door.controller.run.why())), 48 * 1024)
+        self.assertEqual(self.status(self.http(door)), 0)
+        self.assertEqual(len([line for line in self.said if " died of ValueError" in line]), 8)
+
+    def test_a_window_that_is_open_has_nothing_more_to_tell(self) -> None:
+        site = Pages({b"/state.json": self.door().controller.run.state_json()})
+        self.assertEqual(self.status(StubTreq(site)), 0)
+        self.assertEqual(site.asked, [b"/state.json"])
+
+    def test_a_controller_without_these_two_has_nothing_more_to_tell(self) -> None:
+        site = Pages({b"/state.json": self.failed().controller.run.state_json()})
+        self.assertEqual(self.status(StubTreq(site)), 0)
+        self.assertEqual(site.asked, [b"/state.json", b"/run.json", b"/store.json"])
+        self.assertTrue(self.said[-1].startswith("gpu-a"), self.said)
+
+    def test_another_shape_is_told(self) -> None:
+        state = self.failed().controller.run.state_json()
+        self.assertEqual(self.status(StubTreq(Pages({b"/state.json": state, b"/run.json": b"{}"}))), 1)
+        self.assertEqual(self.said[-1], NOT_OURS + "in run.json, rank_errors is no list")
+
+    def test_a_controller_that_goes_after_its_state_has_told_it(self) -> None:
+        http = self.http(self.failed())
+        here: Callable[..., Any] = http.get
+        answers = iter((here, HTTPClient(FailingAgent()).get))
+
+        def get(*asked: Any, **options: Any) -> Any:
+            return next(answers)(*asked, **options)
+
+        http.get = get
+        self.assertEqual(self.status(http), 0)
+        self.assertTrue(self.said[0].startswith("The run at 127.0.0.1:29500 is failed"))
+
+    def test_json_is_the_state_alone(self) -> None:
+        door = self.failed()
         self.assertEqual(self.status(self.http(door), as_json=True), 0)
         self.assertEqual(self.said, [door.controller.run.state_json().decode()])
 
@@ -335,9 +422,13 @@ class CheckTests(OperateTestCase):
     def test_a_check_without_the_token_is_told_how_to_give_it(self) -> None:
         http = self.http(self.door(token=TOKEN))
         hello = hello_to_json(make_hello(), 4)
-        self.assertEqual(self.check(http, hello), 1)
+        self.assertEqual(self.check(http, hello), 2)
         self.assertTrue(self.said[0].startswith("127.0.0.1:29500 refuses: a check needs the token"), self.said)
         self.assertTrue(self.said[0].endswith(HINT), self.said)
+        self.said.clear()
+        self.assertEqual(self.check(http, hello, Controller("127.0.0.1", 29500, bytes(16))), 2)
+        self.assertIn("compare the token in --token-file", self.said[0])
+        self.assertNotIn(bytes(16).hex(), self.said[0])
         self.assertEqual(self.check(http, hello, Controller("127.0.0.1", 29500, TOKEN)), 0)
 
     def test_a_verdict_that_is_none(self) -> None:

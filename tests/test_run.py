@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from twisted.logger import LogLevel
 
+from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, Accept, RankExited, Reject, WorldFormed, encode_join
-from flodl_tw.run import OnLoss
+from flodl_tw.core.reports import RankError
+from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.run import SHOWN_ERRORS, OnLoss
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, turns, window
 
@@ -558,3 +562,48 @@ class LargeWorldTests(PumpedTestCase):
             dial.reset()
         door.turn()
         self.assertEqual((door.state()["joined_ranks"], door.state()["members"]), (0, []))
+
+
+class WhyTests(PumpedTestCase):
+    """What ``run.json`` says of a run that has failed, and the store of its world."""
+
+    def test_what_ranks_died_of_is_told_by_their_rank_and_only_the_first(self) -> None:
+        door = ClockedController(window(target_ranks=100, on_loss=OnLoss.CONTINUE))
+        dial = door.dial()
+        dial.join(devices=100)
+        door.turn()
+        dial.messages()
+        for rank in reversed(range(100)):
+            dial.send(dial.talk.reported(rank, RankError("E", str(rank), "")) + dial.talk.exited(rank, 1))
+        told = door.controller.run.why()
+        self.assertEqual((told["phase"], told["failure"]), ("training", None))
+        self.assertEqual([each["rank"] for each in told["rank_errors"]], list(range(SHOWN_ERRORS)))
+        self.assertEqual(told["rank_errors"][7], {"rank": 7, "type": "E", "message": "7", "line": ""})
+        dial.hang_up()
+        door.turn()
+        failure = "rank 99 of host 'gpu-a' exited with code 1 (E: 99)"
+        told = door.controller.run.why()
+        self.assertEqual((told["phase"], told["failure"]), ("failed", failure))
+
+    def test_a_run_that_rearms_forgets_what_ranks_died_of(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        dial = door.dial()
+        dial.join()
+        door.turn()
+        dial.messages()
+        dial.send(dial.talk.reported(0, RankError("E", "boom", "")) + dial.talk.exited(0, 1))
+        door.turn()
+        self.assertEqual(door.controller.run.why(), {"phase": "waiting", "failure": None, "rank_errors": []})
+        self.assertEqual(door.controller.last_outcome, "failed: rank 0 of host 'gpu-a' exited with code 1 (E: boom)")
+
+    def test_a_world_has_a_store_from_its_formation_on_where_there_is_one(self) -> None:
+        for limits in (None, StoreLimits()):
+            door = ClockedController(replace(window(target_ranks=1), store=limits))
+            dial = door.dial()
+            dial.join()
+            self.assertIsNone(door.controller.run.store)
+            door.turn()
+            self.assertEqual(door.controller.run.store is not None, limits is not None)
+            dial.messages()
+            self.assertIs(dial.talk.envelope["flodl_tw"]["store"], limits is not None)
+            self.assertIs(dial.talk.envelope["flodl_tw"]["reports"], True)

@@ -7,6 +7,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.window import SettingError, StartMode
 from flodl_tw.core.world import RelaySettings, WorkerFields
 from flodl_tw.settings import Settings, read_settings
@@ -103,11 +104,28 @@ class OptionTests(SettingsTestCase):
                     # Neither is a word of these two, so it is refused as an endpoint when the channel is made.
                     self.assertEqual(dict(self.settings(f"--{name}", word).backends), {name: word})
 
+    def test_the_store_is_there_with_its_caps_unless_it_is_off(self) -> None:
+        for arguments, store in (
+            ((), StoreLimits(total_bytes=256 << 20, total_keys=1_000_000)),
+            (("--store", "native"), StoreLimits()),
+            (("--store-max-bytes", "1048576", "--store-max-keys", "1"), StoreLimits(total_bytes=1 << 20, total_keys=1)),
+            (("--store", "off"), None),
+            (("--store", "off", "--store-max-keys", "5"), None),
+        ):
+            with self.subTest(arguments):
+                self.assertEqual(self.settings(*arguments).run.store, store)
+
     def test_bad_values_name_option_value_limit_and_way_out(self) -> None:
         for arguments, parts in (
             (("--frame-ceiling", "1", "--control", "tcp:h:1"), ("--frame-ceiling 1:", "4096", "give a number")),
             (("--allowed-host", "gpu-head:29680"), ("--allowed-host 'gpu-head:29680':", "without a port")),
             (("--allowed-host", "a b"), ("--allowed-host 'a b':", "no host name")),
+            (("--store", "tcp:h:1"), ("--store 'tcp:h:1':", "native, off", "give one of them")),
+            (("--store-max-bytes", "1048575"), ("--store-max-bytes 1048575:", "1048576", "1099511627776")),
+            (("--store-max-bytes", "1099511627777"), ("--store-max-bytes 1099511627777:", "1099511627776")),
+            (("--store-max-bytes", "1e9"), ("--store-max-bytes", "1e9")),
+            (("--store-max-keys", "0"), ("--store-max-keys 0:", "limits are 1")),
+            (("--store", "off", "--store-max-keys", "x"), ("--store-max-keys", "x")),
         ):
             with self.subTest(arguments):
                 line = self.refused(*arguments)

@@ -6,11 +6,14 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import LogLevel
 
+from flodl_tw.core.reports import RankError
+from flodl_tw.core.store_wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
@@ -18,6 +21,7 @@ from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
 from flodl_tw.web.status import Status, StatusChannel
+from tests.core.store_queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 from tests.waiting import ReactorTestCase, waits
 
@@ -36,7 +40,10 @@ KEYS = [
     "members",
 ]
 MEMBER_KEYS = ["host", "ranks", "local_devices", "gpus", "libtorch", "joined_at_secs"]
-NOT_FOUND = b'{"error":"not found","endpoints":["GET /state.json","POST /start","POST /abort","POST /check"]}'
+NOT_FOUND = (
+    b'{"error":"not found","endpoints":["GET /state.json","POST /start","POST /abort","POST /check",'
+    b'"GET /run.json","GET /store.json"]}'
+)
 
 
 def ask(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
@@ -195,6 +202,8 @@ class OtherTests(StatusTestCase):
             ("/start", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
             ("/abort", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
             ("/check", ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"), {"POST"}),
+            ("/run.json", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
+            ("/store.json", ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"), {"GET", "HEAD"}),
         )
         for path, methods, allowed in table:
             for method in methods:
@@ -237,6 +246,84 @@ class OtherTests(StatusTestCase):
             answer = self.request(data)
             self.assertIn(answer.code, (200, 400, 403, 404, 409, 413, 431, 501, 505), data)
             self.assertFalse(self.door.state()["start_armed"], data)
+
+
+class WorldTests(StatusTestCase):
+    """What ``state.json`` has no keys for: the store of the world, and why it failed."""
+
+    def formed(self, store: StoreLimits | None = StoreLimits()) -> ClockedController:  # noqa: B008  it is frozen
+        """A world of two hosts with a rank each, at 10.0.0.1 and 10.0.0.2."""
+        door = ClockedController(replace(window(target_ranks=2), store=store))
+        self.hosts = [door.dial(f"10.0.0.{number}") for number in (1, 2)]
+        for number, dial in enumerate(self.hosts):
+            dial.join(host=f"h{number}")
+        door.turn()
+        for dial in self.hosts:
+            dial.messages()
+        return door
+
+    def body(self, path: str, door: ClockedController | None = None) -> Any:
+        answer = self.request(ask("GET", path), door=door)
+        self.assertEqual((answer.code, answer.headers["content-type"]), (200, "application/json"))
+        return json.loads(answer.body)
+
+    def test_before_a_world_there_is_nothing_to_tell(self) -> None:
+        self.assertEqual(self.body("/run.json"), {"phase": "waiting", "failure": None, "rank_errors": []})
+        self.assertEqual(self.body("/store.json"), {"store": None})
+        self.assertNotIn("<h2>Store</h2>", self.request(PAGE).body.decode())
+
+    def test_without_a_store_there_is_none(self) -> None:
+        door = self.formed(None)
+        self.assertEqual(self.body("/store.json", door), {"store": None})
+        self.assertNotIn("<h2>Store</h2>", self.request(PAGE, door=door).body.decode())
+
+    def test_who_waits_for_what_and_for_how_long(self) -> None:
+        door = self.formed()
+        for host in ("10.0.0.1", "10.0.0.2"):
+            client = door.dial(host)
+            client.send(HELLO + q(Opcode.ADD, b"init/", 1) + many(Opcode.WAIT, b"/<b>&\0"))
+            door.clock.advance(20)
+        self.assertEqual(
+            self.body("/store.json", door),
+            {
+                "store": {
+                    "world_size": 2,
+                    "connected": 2,
+                    "workers": 2,
+                    "keys": 1,
+                    "queue_items": 0,
+                    "bytes": 12,
+                    "max_keys": 1000000,
+                    "max_bytes": 268435456,
+                    "waiting": [{"key": "/<b>&\0", "clients": 2, "seconds": 40}],
+                }
+            },
+        )
+        text = self.request(PAGE, door=door).body.decode()
+        self.assertIn(
+            "<h2>Store</h2><p>2 of 2 ranks came to the store; it has 2 connections, 1 key and 12 bytes</p>"
+            "<p>2 clients have been waiting for /&lt;b&gt;&amp;\\x00, the first for 40 s</p>",
+            text,
+        )
+
+    def test_what_a_rank_died_of_is_told_and_escaped(self) -> None:
+        door = self.formed()
+        dial = self.hosts[1]
+        dial.send(dial.talk.reported(1, RankError("E", "<script>&", "a.py:1 in f")) + dial.talk.exited(1, 1))
+        door.turn()
+        failure = "rank 1 of host 'h1' exited with code 1 (E: <script>&, at a.py:1 in f)"
+        self.assertEqual(
+            self.body("/run.json", door),
+            {
+                "phase": "failed",
+                "failure": failure,
+                "rank_errors": [{"rank": 1, "type": "E", "message": "<script>&", "line": "a.py:1 in f"}],
+            },
+        )
+        text = self.request(PAGE, door=door).body.decode()
+        self.assertIn("exited with code 1 (E: &lt;script&gt;&amp;, at a.py:1 in f)</p>", text)
+        self.assertIn("<td>1 of 1, rank 1 with code 1 (E: &lt;script&gt;&amp;, at a.py:1 in f)</td>", text)
+        self.assertNotIn("<script>", text)
 
 
 class LimitTests(StatusTestCase):

@@ -22,10 +22,11 @@ from flodl_tw.agent.environ import read_envelope, read_relay_spec, stale
 from flodl_tw.agent.host import HostRun, Places
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.logs import Logs
-from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, closed_silently, rejected, stopped, transient
+from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, aborted, closed_silently, rejected, stopped, transient
 from flodl_tw.agent.output import Sink
 from flodl_tw.agent.processes import Guardian
 from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.ledger import rank_span
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
 from flodl_tw.limits import Limits, scaled
@@ -37,6 +38,10 @@ MOST_DELAY: Final = 60.0
 """Seconds between two attempts under ``--persist``: each failure doubles them."""
 LONG_RUN_SECS: Final = 120.0
 """A run that lasted as long begins the delays anew."""
+CHECK: Final = (
+    f"check that the controller runs, and its port ({DEFAULT_PORT} unless it was told otherwise; "
+    "flodl's own launcher has 1337)"
+)
 ERR: Final = 2
 
 
@@ -143,7 +148,7 @@ class Agent:
                 return self._not_accepted(answer)
             return await self._member(link, answer)
         except DialError as error:
-            return transient(str(error))
+            return transient(f"{error}: {CHECK}")
         except defer.TimeoutError:
             return transient(f"{self._settings.endpoint} said nothing in time, though it holds the connection")
         finally:
@@ -159,7 +164,9 @@ class Agent:
         for time in range(SILENT_CLOSES):
             if time:
                 self.say(f"{self._settings.endpoint} closed the hello without a reply; trying again")
-                await deferLater(self._reactor, PAUSE_SECS * (0.5 + self._jitter()))
+                # Whoever is to stay is not to give up for a proxy whose controller is being started again.
+                pause = LEAST_DELAY if self._settings.persist else PAUSE_SECS
+                await deferLater(self._reactor, pause * (0.5 + self._jitter()))
             link: JoinLink = await self._dialer.dial(factory)
             link.greet()
             try:
@@ -186,12 +193,16 @@ class Agent:
         if len(accept.ranks) != count:
             return transient(f"the controller gave {len(accept.ranks)} ranks for {count} devices")
         wait = accept.formation_wait_secs
-        self.say(f"joined {self._settings.endpoint} with {shown_ranks(accept.ranks)}; the world forms within {wait} s")
-        # It is ready before the ranks are.
-        self._guardian.start()
+        ranks = shown_ranks(accept.ranks)
+        self.say(f"joined {self._settings.endpoint} with {ranks}; waiting for the world, {wait} s at most")
+        try:
+            # It is ready before the ranks are.
+            self._guardian.start()
+        except OSError as error:
+            return transient(f"the system cannot start another process: {error.strerror}")
         event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self._settings.scale))
         if isinstance(event, Abort):
-            return transient(f"the run was aborted: {event.reason}")
+            return aborted(event.reason)
         if isinstance(event, LinkEnded):
             return transient(f"the controller ended the link before the world formed ({event.how})")
         if not isinstance(event, WorldFormed):
@@ -227,6 +238,7 @@ class Agent:
             self.say(f"another launcher's variables are replaced or removed for the ranks: {', '.join(names)}")
         if seat.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
+        self._sink.mend()
         started = self._reactor.seconds()
         make = partial(Children, self._reactor, self._guardian, self._sink, self._settings.stop_grace, say=self.say)
         self._host = HostRun(self._reactor, self._settings, places, link, make, self._logs, self._environ, self.say)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from signal import SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any, Final
 
 from twisted.internet.interfaces import IDelayedCall
@@ -142,7 +142,9 @@ class Children:
     def stop(self, only: Child | None = None) -> None:
         """SIGTERM to every session (to one child's, where given), SIGKILL after the grace."""
         only_sessions = None if only is None else {only.session}
-        self._guardian.sessions.signal(SIGTERM, only_sessions or self._sessions)
+        for number in (SIGTERM, SIGCONT):
+            # One that was stopped acts on SIGTERM once it goes on.
+            self._guardian.sessions.signal(number, only_sessions or self._sessions)
         if self._kill_at is None:
             self._kill_at = self.clock.seconds() + self._grace
         self._watch()

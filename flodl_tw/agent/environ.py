@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeGuard
 
+from flodl_tw.core.ledger import MAX_TEXT_BYTES
 from flodl_tw.core.views import compact
 
 CLUSTER_VARIABLE: Final = "FLODL_INTERNAL_CLUSTER_JSON"
@@ -263,7 +264,7 @@ def _whole(parent: dict[str, Any], name: str, least: int, most: int, prefix: str
 
 def _host(worker: dict[str, Any]) -> str:
     host = worker.get("host")
-    if not isinstance(host, str) or not host or not host.isprintable():
+    if not isinstance(host, str) or not host or not host.isprintable() or len(host.encode()) > MAX_TEXT_BYTES:
         raise _wrong("worker.host", host, "a host's name")
     return host
 

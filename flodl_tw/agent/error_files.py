@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from flodl_tw.core.reports import MAX_ERROR_FILE, RankError, read_error_file
+
+READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ErrorFiles:
@@ -34,16 +38,25 @@ class ErrorFiles:
         if path is None:
             return None
         try:
-            # What a rank put there may be anything, a pipe included.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                data = file.read(MAX_ERROR_FILE + 1)
+            data = _read(path)
         except OSError:
             return None
-        return read_error_file(data) if data and len(data) <= MAX_ERROR_FILE else None
+        return read_error_file(data) if len(data) <= MAX_ERROR_FILE else None
 
     def close(self) -> None:
         """Remove it."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _read(path: str) -> bytes:
+    """A file's bytes, one more than is allowed at most; none of what is no file: a rank may put anything there."""
+    descriptor = os.open(path, READING)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return b""
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_ERROR_FILE + 1)
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -121,8 +122,13 @@ class Question:
             self._files.pop().close()
 
 
+PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
+
+
 def _limit_files() -> None:
-    """The kernel ends a tool that writes without end."""
+    """The kernel ends a tool that writes without end, and one that is left alone."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ANSWER, MAX_ANSWER))
 

@@ -111,6 +111,8 @@ def end(sessions: Sessions, grace: float) -> None:
     """SIGTERM, and SIGKILL for what is there after ``grace`` seconds; returns once nothing is left."""
     deadline = time.monotonic() + grace
     sessions.signal(signal.SIGTERM)
+    # One that was stopped acts on it once it goes on.
+    sessions.signal(signal.SIGCONT)
     while sessions.processes() and (now := time.monotonic()) < deadline + PATIENCE_SECS:
         if now >= deadline:
             sessions.signal(signal.SIGKILL)

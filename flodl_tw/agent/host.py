@@ -15,7 +15,7 @@ from flodl_tw.agent.environ import Seat, rank_environ, relay_environ
 from flodl_tw.agent.error_files import ErrorFiles
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
-from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, rank_failed, transient
+from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, transient
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
 from flodl_tw.core.messages import Abort
@@ -120,7 +120,7 @@ class HostRun:
         if self._stopping:
             return
         if isinstance(event, Abort):
-            self.end(transient(f"the run was aborted: {event.reason}"))
+            self.end(aborted(event.reason))
         elif isinstance(event, LinkEnded):
             self.end(transient(f"the link to the controller has ended ({event.how})"))
         else:
@@ -131,13 +131,19 @@ class HostRun:
         if child is self._relay:
             self._relay_exited(code)
             return
-        index = self._ranks[child]
+        index = self._ranks.get(child)
+        if index is None:
+            # One that came about while the system refused what it needed.
+            return
         rank = self._places.seat.ranks[index]
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._link.explain(self._link.talk.ranks[index], error)
             self._say(f"rank {rank} died of {error.text}")
-        self._link.report(self._link.talk.ranks[index], code)
+        if code or not self._stopping:
+            # One that was told to end and did so politely has not done its part of the world's work: unreported,
+            # it is a loss, and the other hosts do not wait for it.
+            self._link.report(self._link.talk.ranks[index], code)
         others = sum(other.running for other in self._ranks)
         self._say(f"rank {rank} exited with {exit_text(code)}")
         if others and not code:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,5 +34,11 @@ class Logs:
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._open:
-            self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # What has the name may be anything; a pipe nobody reads must not hold us up.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(path, flags, 0o644)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise OSError(errno.EEXIST, "something that is no regular file is there")
+            self._open[path] = descriptor
         return self._open[path]

@@ -22,6 +22,8 @@ from flodl_tw.agent.settings import AgentSettings
 
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
+SAME_SECS: Final = 0.05
+"""A signal that comes twice as close together is one wish: some launchers send it to a process and to its group."""
 ERR: Final = 2
 
 
@@ -35,10 +37,12 @@ class Agents:
             pause=lambda: self._each(Agent.pause),
             resume=lambda: self._each(Agent.resume),
             from_thread=reactor.callFromThread,
+            broke=self._broke,
         )
-        self._guardian = Guardian(reactor, stop_grace, environ)
+        self._guardian = Guardian(reactor, stop_grace, environ, self.say)
         self._agents: list[Agent] = []
         self._hurried = False
+        self._last_end = (0, 0.0)
         raise_descriptor_limit()
 
     def add(self, settings: AgentSettings, choice: Choice) -> Agent:
@@ -60,15 +64,30 @@ class Agents:
 
     def signalled(self, number: int) -> None:
         """A signal came to this process."""
-        self._hurried |= number in ENDING
+        if number in ENDING:
+            now = self._reactor.seconds()
+            last, self._last_end = self._last_end, (number, now)
+            if last[0] == number and now < last[1] + SAME_SECS:
+                return
+            self._hurried = True
         self._each(lambda agent: agent.signalled(number))
 
     def close(self) -> None:
         """After the last: let the guardian go, and write what is left to write.  It may block for a few seconds."""
         self._guardian.close()
+        for number in ENDING:
+            # Nothing is left but to write, and who asks again does not want to wait for that.
+            signal.signal(number, signal.SIG_DFL)
         left = self.sink.close(FLUSH_SECS, FLUSH_SECS if self._hurried else math.inf)
         if left and select.select([], [ERR], [], 0)[1]:
             os.write(ERR, f"flodl-tw: {left} bytes of output are lost: nobody took them\n".encode())
+
+    def _broke(self, descriptor: int, error: OSError) -> None:
+        if descriptor in (1, 2):
+            # Nobody is there to be told, or nobody cares.
+            return
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        self.say(f"--log-dir: {path} cannot be written ({error.strerror}); going on without it")
 
     def _each(self, do: Callable[[Agent], None]) -> None:
         for agent in self._agents:

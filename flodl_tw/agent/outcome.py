@@ -13,6 +13,7 @@ TRANSIENT: Final = 1
 PERMANENT: Final = 2
 SIGNAL_BASE: Final = 128
 """What shells add to a signal's number."""
+MAX_REASON_CHARS: Final = 2000
 SILENT_CLOSES: Final = 3
 """Hellos in a row that are closed without a reply before the token is to blame."""
 
@@ -48,8 +49,18 @@ def rejected(reason: str) -> Outcome:
     """A Reject: its first word tells what a retry is worth; words that are not ours tell nothing."""
     word = reason.partition(":")[0]
     known = {each.word: each.retry for each in Word}
-    text = f"the controller refuses this host: {reason}"
+    text = f"the controller refuses this host: {cut(reason)}"
     return transient(text) if known.get(word, True) else permanent(text)
+
+
+def aborted(reason: str) -> Outcome:
+    """The controller ended the run."""
+    return transient(f"the run was aborted: {cut(reason)}")
+
+
+def cut(reason: str) -> str:
+    """A controller's reason, as long as a line may be."""
+    return reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 1] + "…"
 
 
 def rank_failed(rank: int, code: int) -> Outcome:

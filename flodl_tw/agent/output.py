@@ -133,7 +133,8 @@ class Sink:
     ``pause`` is called in ``write``, at once, when more than ``high`` bytes
     wait; ``resume`` once no more than ``low`` do, by ``from_thread`` in the
     reactor's thread.  Pausing is advice: what is written meanwhile is kept, so
-    the bound is ``high`` and what was on its way.
+    the bound is ``high`` and what was on its way.  ``broke`` gets each
+    descriptor that has failed and why, in the reactor's thread, too.
 
     A descriptor that blocks holds up no other.  Each gets its bytes in order,
     and what one ``write`` gave is not mixed with another's there.  After an
@@ -148,9 +149,11 @@ class Sink:
         from_thread: Callable[..., None],
         high: int = 1 << 20,
         low: int = 1 << 18,
+        broke: Callable[[int, OSError], None] = lambda fd, error: None,
     ) -> None:
         self.broken: dict[int, OSError] = {}
         self._pause, self._resume, self._from_thread = pause, resume, from_thread
+        self._broke = broke
         self._high, self._low = high, low
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -162,6 +165,11 @@ class Sink:
         """Bytes that readers have taken so far."""
         # Paused changes in the reactor's thread alone, so that no late resume follows a newer pause.
         self._paused = self._asked = self._closing = self._given_up = False
+
+    def mend(self) -> None:
+        """Try again what was broken, but our own standard output and errors: there may be room again."""
+        with self._lock:
+            self.broken = {fd: error for fd, error in self.broken.items() if fd in (1, 2)}
 
     @property
     def paused(self) -> bool:
@@ -278,6 +286,7 @@ class Sink:
         with self._lock:
             self.broken[fd] = error
             dropped = self._queues.pop(fd)
+        self._from_thread(self._broke, fd, error)
         self._drained(sum(len(data) - start for _, data, start in dropped))
 
     def _drained(self, count: int) -> None:

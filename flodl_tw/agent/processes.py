@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -23,6 +23,10 @@ GO: Final = 3
 """The child's descriptor at which it waits for the word to go."""
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+SHORT_LIFE_SECS: Final = 1.0
+MOST_SHORT_LIVES: Final = 5
+"""Guardians in a row that end within a second of their start, before no other is tried."""
+UNGUARDED: Final = "nothing will end the ranks, should this agent be killed"
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
 """Exit codes of a child whose program could not be started, as shells have them."""
@@ -133,8 +137,13 @@ class Guardian(ProcessProtocol):
     sessions have between SIGTERM and SIGKILL, in seconds.
     """
 
-    def __init__(self, reactor: Any, grace: float, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, reactor: Any, grace: float, environ: Mapping[str, str], say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.sessions = Sessions()
+        self._say = say
+        self._started = 0.0
+        self._short_lives = 0
         self._reactor = reactor
         self._grace = grace
         self._environ = {name: environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in environ}
@@ -142,9 +151,20 @@ class Guardian(ProcessProtocol):
         self._closing = False
 
     def start(self) -> None:
-        """Have it run, if it doesn't yet: it is small, and ready before the first rank is."""
-        if self._pipe is not None or self._closing:
+        """Have it run, if it doesn't yet: it is small, and ready before the first rank is.
+
+        Raises OSError where the system has no process or descriptor left.
+        """
+        if self._pipe is not None or self._closing or self._short_lives >= MOST_SHORT_LIVES:
             return
+        try:
+            self._start()
+        except OSError:
+            self._close_pipe()
+            raise
+
+    def _start(self) -> None:
+        self._started = self._reactor.seconds()
         # Twisted finds out how to list descriptors once a process, and a child's finding is lost to the next child.
         _listOpenFDs()
         theirs, self._pipe = os.pipe()
@@ -167,7 +187,10 @@ class Guardian(ProcessProtocol):
 
     def record(self, session: int) -> None:
         """A session begins; it is told before this returns."""
-        self.start()
+        try:
+            self.start()
+        except OSError as error:
+            self._say(f"no guardian can be started ({error.strerror}): {UNGUARDED}")
         self.sessions.record(session)
         self._tell("+", session)
 
@@ -188,9 +211,22 @@ class Guardian(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         self._close_pipe()
-        if len(self.sessions) and not self._closing:
+        if self._closing:
+            return
+        short = self._reactor.seconds() < self._started + SHORT_LIFE_SECS
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives == MOST_SHORT_LIVES:
+            self._say(f"the guardian does not stay: {UNGUARDED}")
+        elif len(self.sessions):
             # Somebody ended it; another takes over what is recorded.
+            self._reactor.callLater(0.05 * self._short_lives, self._take_over)
+
+    def _take_over(self) -> None:
+        try:
             self.start()
+        except OSError as error:
+            self._say(f"no guardian can be started ({error.strerror}): {UNGUARDED}")
+        else:
             for session, reaped in self.sessions.known():
                 self._tell("+", session)
                 if reaped:

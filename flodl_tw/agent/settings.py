@@ -203,8 +203,8 @@ def _log_dir(texts: Texts) -> Path | None:
         return None
     if not text:
         raise texts.wrong("log-dir", "it names no folder", "name a folder of your own")
-    path = Path(text).absolute()
     try:
+        path = Path(text).absolute()
         path.mkdir(parents=True, exist_ok=True)
         usable = os.access(path, os.W_OK | os.X_OK)
     except OSError as error:
@@ -261,7 +261,7 @@ def read_settings(
         dataset_sig=texts.signature("dataset-sig") or bytes(SIGNATURE_BYTES),
         run_id=texts.text("run-id"),
         model_sig=texts.signature("model-sig"),
-        data_path=texts.get("data-path"),
+        data_path=texts.text("data-path"),
         gpu_ram_share=_share(texts),
         persist=texts.flag("persist"),
         stop_grace=30.0 if grace is None else grace,

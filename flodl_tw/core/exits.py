@@ -49,7 +49,10 @@ class Exits:
     def explain(self, member: Member, accepted_rank: int, error: RankError) -> None:
         """Why a rank is about to be reported as ended.  Raises ViolationError where it cannot be."""
         index = self._running(member, accepted_rank, "a report")
-        self.errors.setdefault(self._seats[member][index], error)
+        rank = self._seats[member][index]
+        if rank in self.errors:
+            raise ViolationError(f"a report for rank {accepted_rank}, which has been reported on before")
+        self.errors[rank] = error
 
     def how(self, rank: int, code: int) -> str:
         """How a rank of the world ended, with its exception where it told one."""

@@ -19,8 +19,9 @@ MAX_REPORT_BYTES: Final = 4 * 1024
 """Payload cap of the frame."""
 MAX_ERROR_FILE: Final = 4 << 20
 """Bytes of an error file that are read; a traceback is some KiB."""
-MOST_CHARS: Final = {"type": 120, "message": 600, "line": 300}
-"""What is kept of each text: all three in UTF-8 and JSON's escapes fit the frame."""
+MOST_CHARS: Final = {"type": 120, "message": 580, "line": 300}
+"""What is kept of each text: a thousand characters, which fit the frame with four bytes of UTF-8 each."""
+CODE_INDENT: Final = "    "
 _FRAME = re.compile(r'\s*File "(?P<file>[^"\n]*)", line (?P<number>[0-9]+), in (?P<name>.*)')
 _NAMED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?", re.DOTALL)
 
@@ -74,7 +75,9 @@ def last_line(stack: str) -> str:
     for place in range(len(lines) - 1, -1, -1):
         found = _FRAME.fullmatch(lines[place])
         if found is not None:
-            code = lines[place + 1].strip() if place + 1 < len(lines) else ""
+            # Without its source a frame has no line of code, and the next line is the exception or another frame.
+            code = lines[place + 1] if place + 1 < len(lines) else ""
+            code = code.strip() if code.startswith(CODE_INDENT) else ""
             return f"{found['file']}:{found['number']} in {found['name']}" + (f": {code}" if code else "")
     return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError  # noqa: A004  Twisted's own
 
-from flodl_tw.agent.agent import REPLY_SECS, Agent
+from flodl_tw.agent.agent import CHECK, REPLY_SECS, Agent
 from flodl_tw.agent.devices import without_gpus
 from flodl_tw.agent.outcome import Outcome, permanent, rank_failed, transient
 from flodl_tw.agent.processes import Guardian
@@ -167,7 +167,7 @@ class TestAnswers(PumpedAgentTestCase):
             self.reactor.advance(0.5)
             self.reactor.thread_answers()
         self.reactor.refuse(REFUSED)
-        self.ended_with(1, f"{AT} did not answer in 60 attempts (127.0.0.1: connection refused)")
+        self.ended_with(1, f"{AT} did not answer in 60 attempts (127.0.0.1: connection refused): {CHECK}")
 
 
 class TestMember(PumpedAgentTestCase):
@@ -179,7 +179,7 @@ class TestMember(PumpedAgentTestCase):
         self.send(self.transport, ACCEPT)
 
     def test_it_says_so_and_waits_as_long_as_the_accept_says(self) -> None:
-        self.assertEqual(self.sink.said, [f"joined {AT} with ranks 4-5; the world forms within 600 s"])
+        self.assertEqual(self.sink.said, [f"joined {AT} with ranks 4-5; waiting for the world, 600 s at most"])
         self.assertEqual(self.guardian.starts, 1)
         self.assertEqual(self.timers(), [600 + REPLY_SECS])
         self.reactor.advance(600 + REPLY_SECS)

@@ -28,10 +28,13 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     (("join", "gpu-a", "--nprocs", "1"), "unrecognized arguments: --nprocs 1; "),
     (("join", "gpu-a", "--nproc"), "argument --nproc: expected one argument; flodl-tw join --help lists the options"),
     (("join", "gpu-a", "--persis"), "unrecognized arguments: --persis; "),
-    (("join", "gpu-a", "python", "x.py"), "unrecognized arguments: python x.py; "),
+    (
+        ("join", "gpu-a", "python", "x.py"),
+        "unrecognized arguments: python x.py (PROGRAM and its arguments stand after --); ",
+    ),
     (
         ("status", "gpu-a", "--token-file", "x"),
-        "unrecognized arguments: --token-file x; ",
+        "unrecognized arguments: --token-file (not shown); ",
     ),
     (("join", "gpu-a"), "PROGRAM: there is none; give it after --, with its arguments"),
     (("join", "gpu-a", "--"), "PROGRAM: there is none; give it after --, with its arguments"),

@@ -183,6 +183,22 @@ class EnvelopeTests(unittest.TestCase):
                 assert group is not None
                 self.assertIs(group.store, right)
 
+    def test_reports_are_taken_only_where_the_group_says_so(self) -> None:
+        for given, right in ((GROUP, False), ({**GROUP, "reports": False}, False), ({**GROUP, "reports": True}, True)):
+            with self.subTest(given=given):
+                group = read(hexed(envelope(flodl_tw=given))).group
+                assert group is not None
+                self.assertIs(group.reports, right)
+
+    def test_our_controller_takes_reports(self) -> None:
+        ledger = Ledger()
+        ledger.admit(Offer(Hello("b", b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+        for store in (False, True):
+            world = World(tuple(ledger.roster()), bytes.fromhex(SALT), run_id="night 7", store=store)
+            member, ranks = world.seats[0]
+            group = read(world.envelope_hex(member, ranks, "head", 1)).group
+            self.assertEqual(group, Group(0, 1, "night 7", store=store, reports=True))
+
     def test_what_is_missing_or_of_a_wrong_type_is_named(self) -> None:
         wrong: dict[str, tuple[Any, ...]] = {
             "world_size": (MISSING, None, "4", 4.0, True, 0, -1, (1 << 31) + 1, [4]),
@@ -227,6 +243,7 @@ class EnvelopeTests(unittest.TestCase):
             "group_world_size": (None, "2", True, 0, (1 << 31) + 1),
             "run_id": (None, 7, "a\0b"),
             "store": (None, 0, "true"),
+            "reports": (None, 1, "false", []),
         }
         for name, values in wrong.items():
             for value in values:
@@ -345,6 +362,14 @@ class RankTests(unittest.TestCase):
             {name: environ[name] for name in MASTER},
             {"MASTER_ADDR": "10.0.0.100", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
         )
+
+    def test_an_error_file_is_the_ranks_own_or_nobodys(self) -> None:
+        base = {**KEPT, **OTHER_LAUNCHERS}
+        for seat in (self.bare, self.grouped, self.stored):
+            with self.subTest(seat=seat):
+                environ = rank_environ(base, seat, 1, "5", "/run/errors/rank.003.json")
+                self.assertEqual(environ["TORCHELASTIC_ERROR_FILE"], "/run/errors/rank.003.json")
+                self.assertNotIn("TORCHELASTIC_ERROR_FILE", rank_environ(base, seat, 1, "5"))
 
     def test_the_masters_address_is_left_alone_where_it_has_none(self) -> None:
         for seat in (self.bare, self.grouped):

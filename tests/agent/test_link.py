@@ -8,6 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError  # noq
 
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, RankExited, Reject, WorldFormed, encode_join
+from flodl_tw.core.reports import RankError, report_payload
 from flodl_tw.core.wire import JOIN_MAGIC, FrameKind, encode_frame
 from flodl_tw.limits import CLOSE_GRACE, Limits
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
@@ -17,6 +18,7 @@ from tests.pumped import TOKEN, PumpedTestCase, window
 ACCEPT = Accept((0,), None, 600)
 WORLD = WorldFormed("7b7d", None)
 ABORT = Abort("over")
+BOOM = RankError("ValueError", "boom", "")
 REJECT = Reject("window-closed: late")
 
 
@@ -211,7 +213,15 @@ class TestEnd(LinkTestCase):
         self.receive(ACCEPT)
         self.transport.lose(lost())
         self.link.report(0, 1)
+        self.link.explain(0, BOOM)
         self.assertEqual(self.transport.value(), b"")
+
+    def test_what_a_rank_died_of_is_a_frame_of_our_own(self) -> None:
+        self.receive(ACCEPT)
+        self.link.explain(0, BOOM)
+        self.link.report(0, 1)
+        explained = encode_frame(TOKEN, 4, FrameKind.REPORT, report_payload(0, BOOM))
+        self.assertEqual(self.transport.value(), explained + frame(RankExited(0, 1)))
 
     def test_nobody_needs_to_wait_for_the_end(self) -> None:
         self.link.gone.cancel()
@@ -276,6 +286,25 @@ class TestAgainstOurController(PumpedTestCase):
                 host.pump()
                 self.assertEqual(door.state()["phase"], "done")
                 self.assertEqual(events[2:], [LinkEnded("closed")])
+
+    def test_what_a_rank_died_of_reaches_the_operator(self) -> None:
+        door = ClockedController(window(target_ranks=1), token=TOKEN)
+        host = self.host(door, TOKEN, host="gpu-a")
+        events = self.heard(host)
+        host.pump()
+        host.link.explain(0, BOOM)
+        host.link.report(0, 3)
+        host.pump()
+        reason = "rank 0 of host 'gpu-a' exited with code 3 (ValueError: boom)"
+        self.assertEqual(events[2:], [Abort(reason), LinkEnded("closed")])
+        self.assertEqual(
+            door.controller.run.why(),
+            {
+                "phase": "failed",
+                "failure": reason,
+                "rank_errors": [{"rank": 0, "type": "ValueError", "message": "boom", "line": ""}],
+            },
+        )
 
     def test_a_refusal_is_read_before_the_close(self) -> None:
         door = ClockedController(window(min_rank_start=9))

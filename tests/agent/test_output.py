@@ -275,7 +275,12 @@ class Owner:
         self.told: list[str] = []
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.sink = Sink(
-            lambda: self.told.append("pause"), lambda: self.told.append("resume"), self.calls.put, high, low
+            lambda: self.told.append("pause"),
+            lambda: self.told.append("resume"),
+            lambda call, *told: self.calls.put(lambda: call(*told)),
+            high,
+            low,
+            broke=lambda fd, error: self.told.append(f"broke: {error.strerror}"),
         )
         test.addCleanup(self.sink.close, 0)
 
@@ -410,11 +415,12 @@ class BrokenTests(SinkTestCase):
         self.assertEqual(owner.told, ["pause"])
         os.close(reader)
         owner.turn()
-        self.assertEqual(owner.told, ["pause", "resume"])
+        owner.turn()
+        self.assertEqual(owner.told, ["pause", "broke: Broken pipe", "resume"])
         self.assertEqual({fd: error.errno for fd, error in owner.sink.broken.items()}, {writer: errno.EPIPE})
         for _ in range(100):
             owner.sink.write(writer, b"x" * (1 << 20))
-        self.assertEqual(owner.told, ["pause", "resume"])
+        self.assertEqual(owner.told, ["pause", "broke: Broken pipe", "resume"])
         self.assertEqual(owner.sink.close(SECONDS), 0)
 
     def test_the_others_go_on(self) -> None:

@@ -19,6 +19,7 @@ from flodl_tw.core.messages import (
     WorldFormed,
     encode_join,
 )
+from flodl_tw.core.reports import RankError, report_payload
 from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, WireError, encode_frame
 from tests.core.test_messages import described_join
 from tests.core.test_wire import KEY, MODEST, OTHER_KEY, VECTORS, header
@@ -119,6 +120,16 @@ class TestKeys(unittest.TestCase):
     def test_no_rank_exits_before_the_accept_of_an_open_run(self) -> None:
         with self.assertRaisesRegex(ValueError, "no rank can exit before an Accept"):
             HostTalk().exited(0)
+
+    def test_what_a_rank_died_of_has_the_key_of_the_run(self) -> None:
+        error = RankError("ValueError", "boom", "")
+        right = encode_frame(KEY, 4, FrameKind.REPORT, report_payload(3, error))
+        self.assertEqual(joined().reported(3, error), right)
+        talk = HostTalk()
+        with self.assertRaisesRegex(ValueError, "no rank can die before an Accept"):
+            talk.reported(3, error)
+        talk.feed(session(None))
+        self.assertEqual(talk.reported(3, error), right)
 
 
 class TestWhatIsNotBelieved(unittest.TestCase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unittest
+from dataclasses import replace
 
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger, Member
@@ -44,7 +45,8 @@ class TestWorld(unittest.TestCase):
             '{"controller":{"host":"10.0.0.100","port":29500},"world_size":5,"num_workers":2,'
             '"worker":{"host":"c","ranks":[0,1],"local_devices":[0,1],"nccl_socket_ifname":"","path":""},'
             '"salt":"00112233445566778899aabbccddeeff",'
-            '"flodl_tw":{"group_rank":0,"group_world_size":2,"run_id":"run \\"7\\""}}',
+            '"flodl_tw":{"group_rank":0,"group_world_size":2,"run_id":"run \\"7\\"",'
+            '"store":false,"reports":true}}',
         )
         self.assertRegex(envelope, "^([0-9a-f]{2})+$")
 
@@ -115,9 +117,21 @@ class TestWorld(unittest.TestCase):
                     "path": "",
                 },
                 "salt": SALT.hex(),
-                "flodl_tw": {"group_rank": 1, "group_world_size": 2, "run_id": 'run "7"'},
+                "flodl_tw": {
+                    "group_rank": 1,
+                    "group_world_size": 2,
+                    "run_id": 'run "7"',
+                    "store": False,
+                    "reports": True,
+                },
             },
         )
+
+    def test_each_host_is_told_whether_there_is_a_store(self) -> None:
+        without, member, ranks = self.seat(0)
+        for world, right in ((without, False), (replace(without, store=True), True)):
+            envelope = json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))
+            self.assertIs(envelope["flodl_tw"]["store"], right)
 
     def test_a_name_in_another_script_is_utf_8_in_the_envelope(self) -> None:
         world, member, ranks = self.seat(1)

@@ -1,0 +1,148 @@
+"""The folder where ranks leave their exceptions, and whatever else a rank may put there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from flodl_tw.agent.error_files import ErrorFiles
+from flodl_tw.core.reports import MAX_ERROR_FILE, RankError
+
+BOOM = RankError("ValueError", "boom", "")
+DATA = b'{"message":{"message":"ValueError: boom","extraInfo":{"py_callstack":"","timestamp":"1"}}}'
+
+
+class ErrorFilesTestCase(unittest.TestCase):
+    """An open folder, inside one of the test's own."""
+
+    def setUp(self) -> None:
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.base = Path(made.name)
+        self.said: list[str] = []
+        self.files = ErrorFiles()
+        self.open(self.base)
+        self.addCleanup(self.files.close)
+
+    def open(self, base: Path) -> None:
+        with mock.patch.object(tempfile, "tempdir", str(base)):
+            self.files.open(self.said.append)
+
+    def path(self, rank: int = 0) -> Path:
+        path = self.files.path(rank)
+        assert path is not None
+        return Path(path)
+
+
+class TestFolder(ErrorFilesTestCase):
+    """Its life."""
+
+    def test_it_is_for_this_user_alone(self) -> None:
+        folder = self.path().parent
+        self.assertEqual(stat.S_IMODE(folder.stat().st_mode), 0o700)
+        self.assertEqual(list(folder.iterdir()), [])
+        self.assertTrue(folder.name.startswith("flodl-tw-errors-"))
+
+    def test_each_rank_has_a_file_of_its_own(self) -> None:
+        self.assertEqual(
+            [self.path(rank).name for rank in (0, 7, 4096)], ["rank.000.json", "rank.007.json", "rank.4096.json"]
+        )
+
+    def test_it_is_gone_at_the_end_with_all_that_is_in_it(self) -> None:
+        self.path(0).write_bytes(DATA)
+        self.path(1).mkdir()
+        (self.path(1) / "more").write_bytes(b"x")
+        outside = self.base / "outside"
+        outside.mkdir()
+        (outside / "kept").write_bytes(b"x")
+        self.path(2).symlink_to(outside)
+        os.mkfifo(self.path(3))
+        self.files.close()
+        self.assertEqual([path.name for path in self.base.iterdir()], ["outside"])
+        self.assertTrue((outside / "kept").exists())
+        self.assertIsNone(self.files.path(0))
+        self.assertIsNone(self.files.read(0))
+        self.files.close()
+
+    def test_until_it_is_open_there_is_nothing(self) -> None:
+        files = ErrorFiles()
+        self.assertIsNone(files.path(0))
+        self.assertIsNone(files.read(0))
+        files.close()
+
+    def test_a_host_that_cannot_make_one_does_without(self) -> None:
+        files = ErrorFiles()
+        with mock.patch.object(tempfile, "tempdir", str(self.base / "nowhere")):
+            files.open(self.said.append)
+        self.assertIsNone(files.path(0))
+        self.assertEqual(
+            self.said,
+            ["no folder for error files can be made (No such file or directory): exceptions of ranks are not reported"],
+        )
+
+
+class TestRead(ErrorFilesTestCase):
+    """What is read of a rank's file."""
+
+    def test_an_exception(self) -> None:
+        self.path(3).write_bytes(DATA)
+        self.assertEqual(self.files.read(3), BOOM)
+        self.assertIsNone(self.files.read(4))
+
+    def test_a_file_of_the_limit_is_read_and_one_byte_more_is_not(self) -> None:
+        self.path().write_bytes(DATA.ljust(MAX_ERROR_FILE))
+        self.assertEqual(self.files.read(0), BOOM)
+        self.path().write_bytes(DATA.ljust(MAX_ERROR_FILE + 1))
+        self.assertIsNone(self.files.read(0))
+
+    def test_a_traceback_of_megabytes_is_short(self) -> None:
+        deep = {"py_callstack": '  File "a.py", line 1, in f\n    f()\n' * 100_000}
+        self.path().write_text(json.dumps({"message": {"message": "RecursionError: deep", "extraInfo": deep}}))
+        self.assertEqual(self.files.read(0), RankError("RecursionError", "deep", "a.py:1 in f: f()"))
+
+    def test_whatever_else_is_there_says_nothing_and_holds_nobody_up(self) -> None:
+        other = self.base / "other.json"
+        other.write_bytes(DATA)
+        for name, make in (
+            ("nothing", lambda path: None),
+            ("an empty file", lambda path: path.write_bytes(b"")),
+            ("no JSON", lambda path: path.write_bytes(b"boom")),
+            ("not UTF-8", lambda path: path.write_bytes(b"\xff\xfe\x80")),
+            ("a pipe", os.mkfifo),
+            ("a directory", lambda path: path.mkdir()),
+            ("a link", lambda path: path.symlink_to(other)),
+            ("a link to nothing", lambda path: path.symlink_to(self.base / "nothing")),
+            ("a link to itself", lambda path: path.symlink_to(path)),
+            ("a device without an end", lambda path: path.symlink_to("/dev/zero")),
+        ):
+            with self.subTest(name):
+                path = self.path(len(name))
+                make(path)
+                before = len(os.listdir("/proc/self/fd"))
+                self.assertIsNone(self.files.read(len(name)))
+                self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+                if path.is_dir():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
+
+    def test_a_file_that_may_not_be_read_says_nothing(self) -> None:
+        self.path().write_bytes(DATA)
+        with mock.patch.object(os, "open", side_effect=PermissionError(13, "Permission denied")):
+            self.assertIsNone(self.files.read(0))
+
+    def test_a_pipe_whose_writer_is_silent_is_not_waited_for(self) -> None:
+        os.mkfifo(self.path())
+        held = os.open(self.path(), os.O_RDWR)
+        self.addCleanup(os.close, held)
+        self.assertIsNone(self.files.read(0))
+
+    def test_a_huge_file_costs_no_more_than_the_limit(self) -> None:
+        with self.path().open("wb") as file:
+            file.truncate(1 << 40)
+        self.assertIsNone(self.files.read(0))

@@ -1,0 +1,129 @@
+"""A world's store as people see it, and whom it is for."""
+
+from __future__ import annotations
+
+import unittest
+
+from twisted.internet.task import Clock
+
+from flodl_tw.core.addresses import classify
+from flodl_tw.core.facts import Offer
+from flodl_tw.core.ledger import Ledger
+from flodl_tw.core.store import StoreConnection
+from flodl_tw.core.store_wire import Opcode, StoreLimits
+from flodl_tw.testing import make_hello
+from flodl_tw.world_store import KEY_CHARS, MOST_WAITS, WorldStore
+from tests.core.store_queries import HELLO, many, q
+
+
+class WorldStoreTestCase(unittest.TestCase):
+    def store(self, *addresses: str) -> WorldStore:
+        """The store of a world of one host of four ranks at each address."""
+        ledger = Ledger()
+        for number, address in enumerate(addresses or ("10.0.0.1",)):
+            ledger.admit(Offer(make_hello(f"h{number}", 4), 4, address), 0.0)
+        self.clock = Clock()
+        members = [member for member, _ in ledger.roster()]
+        return WorldStore(members, 4 * len(members), self.clock.seconds, StoreLimits())
+
+    def client(self, store: WorldStore, data: bytes = b"") -> StoreConnection:
+        connection = StoreConnection(store.keys)
+        self.assertIsNone(connection.feed(HELLO + data).close)
+        return connection
+
+
+class TestAdmission(WorldStoreTestCase):
+    """Addresses of the world's hosts alone."""
+
+    def test_an_address_is_admitted_however_it_is_written(self) -> None:
+        store = self.store("10.0.0.1", "fd00::1", "fe80::1%eth0")
+        for address, right in (
+            ("10.0.0.1", True),
+            ("::ffff:10.0.0.1", True),
+            ("fd00:0:0::1", True),
+            ("fe80::1%eth0", True),
+            ("fe80::1%eth1", False),
+            ("fe80::1", False),
+            ("10.0.0.2", False),
+            ("fd00::2", False),
+            ("127.0.0.1", False),
+            ("::1", False),
+        ):
+            with self.subTest(address):
+                self.assertIs(store.admits(classify(address)), right)
+
+    def test_a_host_on_loopback_admits_all_of_loopback(self) -> None:
+        for joined in ("127.0.0.1", "::1"):
+            store = self.store("10.0.0.1", joined)
+            for address, right in (("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("10.0.0.2", False)):
+                with self.subTest(joined=joined, address=address):
+                    self.assertIs(store.admits(classify(address)), right)
+
+
+class TestView(WorldStoreTestCase):
+    """What is shown."""
+
+    def test_an_empty_store(self) -> None:
+        store = self.store()
+        self.assertEqual(
+            store.view(),
+            {
+                "world_size": 4,
+                "connected": 0,
+                "workers": 0,
+                "keys": 0,
+                "queue_items": 0,
+                "bytes": 0,
+                "max_keys": 1_000_000,
+                "max_bytes": 268_435_456,
+                "waiting": [],
+            },
+        )
+        self.assertEqual(store.told(), ["0 of 4 ranks came to the store; it has 0 connections, 0 keys and 0 bytes"])
+
+    def test_ranks_that_wait_for_one_that_does_not_come(self) -> None:
+        store = self.store("10.0.0.1", "10.0.0.2")
+        store.clients.update(range(4))
+        for _ in range(4):
+            self.client(store, q(Opcode.ADD, b"init/", 1) + many(Opcode.WAIT, b"/worker/0/ready"))
+            self.clock.advance(10)
+        self.client(store, q(Opcode.QUEUE_PUSH, b"/q", b"item") + many(Opcode.WAIT, b"/other"))
+        view = store.view()
+        self.assertEqual(
+            (view["workers"], view["keys"], view["queue_items"], view["connected"]),
+            (4, 1, 1, 4),
+        )
+        self.assertEqual(view["bytes"], len("init/4") + len("/qitem") + len("/worker/0/ready") + len("/other"))
+        self.assertEqual(
+            view["waiting"],
+            [
+                {"key": "/worker/0/ready", "clients": 4, "seconds": 40},
+                {"key": "/other", "clients": 1, "seconds": 0},
+            ],
+        )
+        self.assertEqual(
+            store.told(),
+            [
+                "4 of 8 ranks came to the store; it has 4 connections, 1 key and 33 bytes",
+                "4 clients have been waiting for /worker/0/ready, the first for 40 s",
+                "1 client has been waiting for /other, the first for 0 s",
+            ],
+        )
+
+    def test_only_what_is_waited_for_longest_is_shown(self) -> None:
+        store = self.store()
+        for number in range(MOST_WAITS + 5):
+            self.client(store, many(Opcode.WAIT, b"/%d" % number))
+            self.clock.advance(1)
+        self.assertEqual([each["key"] for each in store.view()["waiting"]], [f"/{n}" for n in range(MOST_WAITS)])
+
+    def test_a_long_key_is_cut_for_people_and_whole_for_programs(self) -> None:
+        store = self.store()
+        self.client(store, many(Opcode.WAIT, b"/" + b"k" * 5000))
+        self.assertEqual(store.view()["waiting"][0]["key"], "/" + "k" * 5000)
+        self.assertIn(f"waiting for /{'k' * (KEY_CHARS - 2)}…, the first", store.told()[1])
+
+    def test_a_key_that_is_no_text_is_shown_by_its_bytes(self) -> None:
+        store = self.store()
+        self.client(store, many(Opcode.WAIT, b"/\xff\x00"))
+        self.assertEqual(store.view()["waiting"][0]["key"], "/\\xff\x00")
