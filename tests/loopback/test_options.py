@@ -350,7 +350,7 @@ class Admission(ProcessTestCase):
             self.addCleanup(stranger.close)
             with self.assertRaises(EOFError):
                 stranger.join("gpu-z")
-            self.assertIn(f"127.0.0.1:{stranger.socket.getsockname()[1]}", controller.said("zero key"))
+            self.assertIn(f"127.0.0.1:{stranger.socket.getsockname()[1]}", controller.said("it has no token"))
             log = controller.log
             self.assertIn(str(file), log)
             self.assertIn("--token", log)
@@ -403,7 +403,7 @@ class Admission(ProcessTestCase):
                     self.dial(controller, token=b"w" * 16).join("gpu-c")
                 log = controller.log
                 self.assertIn(source, log)
-                self.assertEqual(len(re.findall("zero key", log)), 1)
+                self.assertEqual(len(re.findall("it has no token", log)), 1)
                 self.assertEqual(len(re.findall("under no key", log)), 1)
                 for text in (TOKEN, TOKEN.upper(), OTHER_TOKEN):
                     self.assertNotIn(text, log + controller.stderr)
