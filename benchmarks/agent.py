@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -293,8 +292,8 @@ def formed_to_ranks() -> tuple[float, tuple[float, float], tuple[float, float]]:
 class Torchrun:
     """torchrun's agents: each a process, with one rank each."""
 
-    def __init__(self, command: Path) -> None:
-        self._command = str(command)
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
         # It has bytecode of its own.
         self._environ = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
 
@@ -302,7 +301,7 @@ class Torchrun:
         """One agent's command."""
         options = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=benchmark")
         conf = f"--rdzv-conf=is_host={int(hosts_store)}"
-        return [self._command, f"--nnodes={count}", "--nproc-per-node=1", *options, conf, "--no-python", *TELL_TIME]
+        return [*self._command, f"--nnodes={count}", "--nproc-per-node=1", *options, conf, "--no-python", *TELL_TIME]
 
     def to_connection(self) -> tuple[float, float, float]:
         """Seconds from the command until it connects, and its memory then."""
@@ -338,10 +337,10 @@ def cpu_secs(pid: int) -> float:
 
 
 def find_torchrun(python: str | None) -> Torchrun | None:
-    """The peer, beside the interpreter that is named or else wherever this environment has it."""
-    beside = Path(python or sys.executable).with_name("torchrun")
-    found = shutil.which(beside) or (None if python else shutil.which("torchrun"))
-    return None if found is None else Torchrun(Path(found).absolute())
+    """torchrun of an interpreter that has torch: this one's, where none is named."""
+    interpreter = python or sys.executable
+    known = subprocess.run([interpreter, "-c", "import torch.distributed.run"], capture_output=True).returncode == 0
+    return Torchrun([interpreter, "-m", "torch.distributed.run"]) if known else None
 
 
 # The tables
@@ -410,7 +409,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--agents", default="2,4,8,16")
-    parser.add_argument("--torch-python", metavar="PATH", help="an interpreter that has torchrun beside it")
+    parser.add_argument("--torch-python", metavar="PATH", help="an interpreter that has torch")
     arguments = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     peer = find_torchrun(arguments.torch_python)
