@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test demo check peers trial bench clean
+.PHONY: test demo check peers torch-env torch trial bench clean
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
@@ -19,6 +19,13 @@ check: $(VENV)/ready
 
 peers: $(VENV)/ready
 	$(BIN)/python peers/check_fdl.py
+
+# Where it has made them, `make test` runs the tests with real torch, too.
+torch-env: $(VENV)/ready
+	$(BIN)/python peers/torch_env.py
+
+torch: torch-env
+	$(BIN)/python -m pytest --no-cov -rs tests/torch
 
 trial: $(VENV)/ready
 	$(BIN)/python -m twisted.trial tests

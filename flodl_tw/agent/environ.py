@@ -126,6 +126,7 @@ def rank_environ(
     }
     if seat.group is not None:
         environ |= _torchrun(seat, seat.group, index)
+        environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         if len(seat.ranks) > 1:
             environ.setdefault("OMP_NUM_THREADS", "1")
     if error_file is not None:

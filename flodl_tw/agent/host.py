@@ -139,7 +139,7 @@ class HostRun:
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._link.explain(self._link.talk.ranks[index], error)
-            self._say(f"rank {rank} died of {error.text}")
+            self._say(f"rank {rank} left an exception: {error.text}")
         if code or not self._stopping:
             # One that was told to end and did so politely has not done its part of the world's work: unreported,
             # it is a loss, and the other hosts do not wait for it.

@@ -133,6 +133,7 @@ class RankEnvironment(AgentTestCase):
                         "TORCHELASTIC_RUN_ID": run_id,
                         "TORCHELASTIC_RESTART_COUNT": "0",
                         "TORCHELASTIC_MAX_RESTARTS": "0",
+                        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
                         **({"OMP_NUM_THREADS": "1"} if size > 1 else {}),
                     },
                 )

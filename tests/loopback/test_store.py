@@ -268,7 +268,7 @@ class Exceptions(AgentTestCase):
         abort = other.next()
         assert isinstance(abort, Abort)
         self.assertTrue(abort.reason.endswith(f"of host 'gpu-a' {REASON}"), abort.reason)
-        agent.said("died of ValueError: no such shard: 7, at train.py:12 in main: load(7)")
+        agent.said("left an exception: ValueError: no such shard: 7, at train.py:12 in main: load(7)")
         self.assertEqual(agent.ended(), 3)
         path, mode = json.loads(told.read_text())
         self.assertEqual(mode, 0o700)

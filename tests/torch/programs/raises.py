@@ -1,0 +1,28 @@
+"""Ranks that wait for keys of the store; rank 1 raises when its key comes, and the others' never does."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+class LabelError(ValueError):
+    """What a data set may raise."""
+
+
+@record
+def main() -> None:
+    dist.init_process_group("gloo")
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
+    )
+    if dist.get_rank() == 1:
+        store.wait(["go"])
+        raise LabelError("batch 7 has no labels")
+    store.wait(["never"])
+
+
+if __name__ == "__main__":
+    main()
