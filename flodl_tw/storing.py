@@ -7,7 +7,7 @@ world's hosts, and no other.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from flodl_tw.limits import MAX_WARNED_ADDRESSES
 from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.world_store import WorldStore
 
+PART_BYTES: Final = 256 * 1024
+"""What is given to the transport at once; the next part waits until it has room."""
 TELL_SECS: Final = 60.0
 """A refused address has a log line as often as this, in seconds."""
 
@@ -75,7 +77,7 @@ class StoreChannel:
 class StoreClient:
     """One client of the store.  Its keys are those of the world that it was let into, to its end."""
 
-    __slots__ = ("__weakref__", "_connection", "_more", "_paused", "_shared", "peeker", "store")
+    __slots__ = ("__weakref__", "_connection", "_more", "_paused", "_shared", "_unsent", "peeker", "store")
 
     def __init__(self, shared: StoreChannel, peeker: Peeker) -> None:
         self.peeker = peeker
@@ -85,6 +87,8 @@ class StoreClient:
         self._connection: StoreConnection | None = None
         self._paused = False
         self._more = False
+        # Answers that the transport has no room for yet: the stored objects themselves, not copies.
+        self._unsent: deque[bytes | memoryview] = deque()
 
     def makeConnection(self, transport: ITransport) -> None:
         self._connection = self._shared.admit(self)
@@ -98,15 +102,17 @@ class StoreClient:
 
     def readConnectionLost(self) -> None:
         """The client has shut its side: it has nothing to ask, and a wait of it is of no use to anybody."""
-        self._leave()
-        self.peeker.close()
+        self._last_words()
 
     def connectionLost(self, reason: Failure) -> None:
         self._leave()
 
     def write(self, data: bytes) -> None:
         """An answer that this client has waited for."""
-        self.peeker.transport.write(data)
+        if self._unsent:
+            self._unsent.append(data)
+        else:
+            self.peeker.transport.write(data)
 
     # IPushProducer: the transport's buffer is full, or has room again
 
@@ -129,17 +135,37 @@ class StoreClient:
             client.write(answer)
         if outcome.close is not None:
             self.peeker.dropped("store-closed", f"on the store channel: {outcome.close}")
-            self._leave()
-            self.peeker.close()
-        elif outcome.more:
+            self._last_words()
+        elif outcome.more or self._unsent:
             self._reading(False)
             if not self._paused:
                 # Others have their turn between two parts of a long answer.
                 self._shared.clock.callLater(0, self._go_on)
 
     def _send(self, replies: Iterable[bytes]) -> None:
-        for reply in replies:
-            self.peeker.transport.write(reply)
+        self._unsent.extend(replies)
+        while self._unsent and not self._paused:
+            self.peeker.transport.write(self._next_part())
+
+    def _next_part(self) -> bytes:
+        """What to write next: small answers together, a piece of a long one alone."""
+        part = [self._unsent.popleft()]
+        size = len(part[0])
+        if size > PART_BYTES:
+            view = memoryview(part[0])
+            self._unsent.appendleft(view[PART_BYTES:])
+            return bytes(view[:PART_BYTES])
+        while self._unsent and size + len(self._unsent[0]) <= PART_BYTES:
+            part.append(self._unsent.popleft())
+            size += len(part[-1])
+        return bytes(part[0]) if len(part) == 1 else b"".join(part)
+
+    def _last_words(self) -> None:
+        """Write what is answered already, and close."""
+        if self._connection is not None:
+            self.peeker.transport.writeSequence(map(bytes, self._unsent))
+        self._leave()
+        self.peeker.close()
 
     def _go_on(self) -> None:
         if self._connection is None or self._paused:
@@ -149,9 +175,10 @@ class StoreClient:
             # The door is closing, and has no more turns for this client.
             self._leave()
             return
-        if self._more:
+        self._send(())
+        if self._more and not self._unsent and self._connection is not None:
             self._do(self._connection, self._connection.feed(b""))
-        if not self._more and not self._paused:
+        if not self._more and not self._unsent and not self._paused:
             self._reading(True)
 
     def _reading(self, on: bool) -> None:
@@ -165,6 +192,7 @@ class StoreClient:
 
     def _leave(self) -> None:
         connection, self._connection = self._connection, None
+        self._unsent.clear()
         if connection is None:
             return
         assert self.store is not None

@@ -204,8 +204,7 @@ class StoreConnection:
 
     def _list_keys(self, query: Query) -> None:
         self._reply(_i64(self.space.key_count))
-        listed = b"".join([part for key in self.space.each_key() for part in (_u64(len(key)), key)])
-        self._reply(listed)
+        self._reply(self.space.listed())
 
     def _multi_get(self, query: Query) -> None:
         # Only keys that are named again and again can ask for more than is stored.

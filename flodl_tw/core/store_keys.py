@@ -8,6 +8,7 @@ is stored, so an operation that raises has changed nothing.
 from __future__ import annotations
 
 import re
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -22,6 +23,7 @@ WORKERS_KEY: Final = b"init/"
 _NUMBER: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)")
 _LONGEST_NUMBER: Final = 4096
 _HALF: Final = 1 << 63
+_LENGTH: Final = struct.Struct("<Q")
 
 
 class KeySpace:
@@ -43,6 +45,7 @@ class KeySpace:
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waits = WaitLines()
         self._unfinished = 0
+        self._listed: bytes | None = None
 
     @property
     def key_count(self) -> int:
@@ -54,9 +57,11 @@ class KeySpace:
         """The bytes that are kept beside what is stored."""
         return self._unfinished + self._waits.size
 
-    def each_key(self) -> Iterable[bytes]:
-        """The keys that have a value, in the order in which they came."""
-        return self._values.keys()
+    def listed(self) -> bytes:
+        """The keys that have a value, each with its length before it; made once for all who ask before they change."""
+        if self._listed is None:
+            self._listed = b"".join([part for key in self._values for part in (_LENGTH.pack(len(key)), key)])
+        return self._listed
 
     @property
     def workers(self) -> int:
@@ -92,6 +97,7 @@ class KeySpace:
         self._make_room(grown, len(fresh))
         self.stored += grown
         values.update(pairs)
+        self._listed = None
         return [wait for key in pairs for wait in self._waits.arrived(key)]
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, Sequence[Wait]]:
@@ -131,6 +137,7 @@ class KeySpace:
         value = self._values.pop(key, None)
         if value is None:
             return False
+        self._listed = None
         self.stored -= len(key) + len(value)
         return True
 
@@ -202,6 +209,7 @@ class KeySpace:
         if old is None:
             grown = len(key) + len(value)
             self._make_room(grown, 1)
+            self._listed = None
         else:
             grown = len(value) - len(old)
             self._make_room(grown, 0)
