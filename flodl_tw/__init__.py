@@ -5,6 +5,8 @@ run.py           one run, and everything that a late frame of it may touch
 controller.py    the current run, the verdict's place, what comes after a run
 mux.py           the front door: peeks at four bytes, hands the connection on
 join.py          the join channel and the control link
+rendezvous.py    the ranks' own channel; forward.py passes a channel on to a backend
+storing.py       torch's store, for the world's hosts; its keys are in world_store.py
 web/             the status channel: state.json, the page, the operator's start
 limits.py        every deadline and cap
 agent/           the worker's side: dial, join, the host's ranks, their end

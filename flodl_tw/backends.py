@@ -7,7 +7,6 @@ hold the process for as long as it pleases.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 from typing import Any, Final
@@ -16,6 +15,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, UNIXClientEndpoint
 from twisted.internet.error import DNSLookupError
 from twisted.internet.interfaces import IProtocolFactory
+
+from flodl_tw.core.addresses import is_address
 
 MAX_NAME: Final = 253
 MAX_PATH_BYTES: Final = 107
@@ -54,7 +55,7 @@ class TCPBackend:
         return Deferred.fromCoroutine(self._connect(factory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
-        address = self._host if _is_address(self._host) else await self._look_up()
+        address = self._host if is_address(self._host) else await self._look_up()
         kind = TCP6ClientEndpoint if ":" in address else TCP4ClientEndpoint
         return await kind(self._reactor, address, self._port).connect(factory)
 
@@ -88,14 +89,6 @@ class TCPBackend:
 
 
 Backend = UnixBackend | TCPBackend
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def backend_from_string(reactor: Any, text: str) -> Backend:

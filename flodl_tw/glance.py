@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from flodl_tw.core.telling import counted
+
 MOST_HOSTS: Final = 64
 """Hosts that are listed; ``--json`` has all of them."""
 CELL_CHARS: Final = {"HOST": 40, "RANKS": 30, "DEVICES": 30, "GPUS": 80, "LIBTORCH": 30}
@@ -198,11 +200,6 @@ def duration(secs: int) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _gpus(labels: Iterable[str]) -> str:

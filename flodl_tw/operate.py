@@ -15,12 +15,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
+from flodl_tw.core.telling import counted
 from flodl_tw.glance import (
     OPEN_PHASES,
     Fields,
     ShapeError,
     State,
-    counted,
     cut,
     parse_state,
     printable,

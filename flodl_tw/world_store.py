@@ -9,7 +9,8 @@ from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
 from flodl_tw.core.store_keys import KeySpace
 from flodl_tw.core.store_wire import StoreLimits
-from flodl_tw.glance import counted, cut
+from flodl_tw.core.telling import counted
+from flodl_tw.glance import cut
 
 MOST_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""

@@ -29,6 +29,7 @@ from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.ledger import rank_span
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
+from flodl_tw.core.telling import counted
 from flodl_tw.limits import Limits, scaled
 
 REPLY_SECS: Final = 30
@@ -249,11 +250,6 @@ class Agent:
             self._host = None
             self._ran_secs = self._reactor.seconds() - started
         return outcome
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 host``, ``2 hosts``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shown_ranks(ranks: tuple[int, ...]) -> str:

@@ -7,7 +7,6 @@ hold the process for as long as it pleases.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import socket
@@ -23,7 +22,7 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from flodl_tw.core.addresses import show_endpoint
+from flodl_tw.core.addresses import is_address, show_endpoint
 
 ATTEMPTS: Final = 60
 PAUSE_SECS: Final = 0.5
@@ -50,14 +49,6 @@ def _numeric(address: tuple[Any, ...]) -> str:
     """The address of a socket's name; a link-local one is nothing without its scope."""
     scope = address[3] if len(address) > 3 else 0
     return f"{address[0]}%{scope}" if scope else str(address[0])
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _no_answer(value: Any, secs: float) -> Any:
@@ -114,7 +105,7 @@ class Dialer:
         return await Race(self._reactor, addresses, self._port, self._connect_secs).run(factory)
 
     async def _addresses(self) -> list[str]:
-        if _is_address(self._host):
+        if is_address(self._host):
             return [self._host]
         found: Deferred[list[str]] = Deferred()
         threading.Thread(target=self._ask, args=(found,), name=f"look-up of {self._host}", daemon=True).start()

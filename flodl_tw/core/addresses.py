@@ -50,6 +50,15 @@ def classify(host: str) -> Address:
     return Address(shown, address.is_loopback, private)
 
 
+def is_address(host: str) -> bool:
+    """Whether ``host`` is numeric, with or without a scope, and needs no look-up."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def show_endpoint(host: str, port: int) -> str:
     """``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -71,10 +80,8 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, in
         port = rest[1:] if rest else None
     elif text.count(":") > 1:
         host, port = text, None
-        try:
-            ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            raise ValueError(f"{text!r} has several colons and is no IPv6 address: write HOST or HOST:PORT") from None
+        if not is_address(host):
+            raise ValueError(f"{text!r} has several colons and is no IPv6 address: write HOST or HOST:PORT")
     else:
         host, colon, number = text.partition(":")
         port = number if colon else None

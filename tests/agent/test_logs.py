@@ -56,6 +56,16 @@ class TestLogs(unittest.TestCase):
         os.write(other[OUT], b"second\n")
         self.assertEqual((self.folder / "rank.000.out").read_bytes(), b"first\nsecond\n")
 
+    def test_what_is_no_regular_file_is_said_and_left_out_without_waiting_for_it(self) -> None:
+        os.mkfifo(self.folder / "rank.000.out")
+        os.mkfifo(self.folder / "rank.000.err")
+        # One with a reader could be opened, and would block once it is full.
+        reader = os.open(self.folder / "rank.000.err", os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        self.assertEqual(self.files(Logs(self.folder, self.said.append), 0), {})
+        self.assertEqual(len(self.said), 2)
+        self.assertIn("rank.000.err cannot be opened (something that is no regular file is there)", self.said[1])
+
     def test_nothing_that_is_started_inherits_them(self) -> None:
         for descriptor in self.files(Logs(self.folder, self.said.append), 0).values():
             self.assertFalse(os.get_inheritable(descriptor))
