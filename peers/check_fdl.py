@@ -203,7 +203,9 @@ if os.environ.get("FLODL_INTERNAL_MODEL_SIG_PROBE"):
 names = ("RANK", "WORLD_SIZE", "FLODL_INTERNAL_LOCAL_RANK", "FLODL_HOST_NAME", "CUDA_VISIBLE_DEVICES")
 print(*(f"{name}={os.environ[name]}" for name in names))
 print("clean" if not any(name in os.environ for name in ("FLODL_INTERNAL_AGENT_JSON", "FLODL_JOIN_TOKEN")) else "leak")
-print("leak" if sys.argv[1] in str(os.environ) else "no token")
+print("leak" if sys.argv[1] in str(os.environ) else "no token", flush=True)
+# A rank that fails ends the others, so rank 1 does not end before rank 0 has said all that it has to say.
+open(sys.argv[3], "w" if os.environ["RANK"] == "0" else "r").close()
 sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
 """
 
@@ -214,6 +216,8 @@ def joining(checks: Checks) -> None:
         tool = Path(folder, "nvidia-smi")
         tool.write_text(GPUS)
         tool.chmod(0o755)
+        spoken = Path(folder, "spoken")
+        os.mkfifo(spoken)
         around = ["unshare", "--mount", "sh", "-c", DRIVER, "sh"]
         if (
             shutil.which("unshare") is None
@@ -227,7 +231,7 @@ def joining(checks: Checks) -> None:
             with controller("--target-ranks", "2", token=token) as port:
                 words = [*around, str(checks.fdl), "join", f"127.0.0.1:{port}", "--host", "gpu-a", "--bin", agent]
                 words += ["--token", TOKEN.hex()] if token else []
-                words += ["--", sys.executable, "-c", PROGRAM, TOKEN.hex(), str(code)]
+                words += ["--", sys.executable, "-c", PROGRAM, TOKEN.hex(), str(code), str(spoken)]
                 done = subprocess.run(
                     words, capture_output=True, text=True, timeout=60, cwd=folder, env=environ, check=False
                 )
