@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from flodl_tw import cli
+from flodl_tw.commands import operator, worker
 
 TOKEN = "00112233445566778899aabbccddeeff"
 NOT_SHOWN = (
@@ -93,7 +94,8 @@ class CommandTestCase(unittest.TestCase):
             calls.append((options, program, environ))
             return 7
 
-        with mock.patch.object(cli, f"_{command}", record):
+        module = worker if command in ("join", "run") else operator
+        with mock.patch.object(module, command, record):
             self.assertEqual(self.run_main(command, *words), (7, ""))
         return calls[0]
 

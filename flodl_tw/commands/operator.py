@@ -1,0 +1,111 @@
+"""The operator's commands, which ask a running controller: ``status``, ``start``, ``abort``, and ``join --check``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flodl_tw.commands.common import make_reactor, say
+from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
+from flodl_tw.core.window import SettingError
+
+if TYPE_CHECKING:
+    from flodl_tw.agent.devices import Choice
+    from flodl_tw.agent.settings import AgentSettings
+    from flodl_tw.operate import Controller
+
+
+def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> Controller:
+    from flodl_tw.agent.settings import Texts, given_token
+    from flodl_tw.operate import Controller
+
+    address = options.get("address") or f"127.0.0.1:{DEFAULT_PORT}"
+    try:
+        host, port = parse_endpoint(address)
+    except ValueError as error:
+        raise SettingError("HOST[:PORT]", repr(address), str(error), "name the controller") from None
+    return Controller(host, port, given_token(Texts(options, environ), environ))
+
+
+def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
+    """Run one conversation with a controller to its exit status."""
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    from flodl_tw.operate import make_http
+
+    reactor = make_reactor()
+    status = [1]
+    unwritten: list[str] = []
+
+    def show(line: str) -> None:
+        try:
+            print(line, flush=True)
+        except UnicodeEncodeError:
+            print(line.encode("ascii", "backslashreplace").decode(), flush=True)
+        except BrokenPipeError:
+            # Its reader has seen enough; what Python still holds of it goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        except OSError as error:
+            say(f"standard output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            unwritten.append(line)
+
+    def finished(result: Any) -> None:
+        if isinstance(result, Failure):
+            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
+        else:
+            status[0] = result
+        reactor.stop()
+
+    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(question(make_http(reactor), show)).addBoth(finished))
+    # Nothing here outlives a signal, so each does what it does to any program.
+    reactor.run(installSignalHandlers=False)
+    return 1 if unwritten else status[0]
+
+
+def check(settings: AgentSettings, choice: Choice) -> int:
+    """``join --check``: whether the controller would admit this host."""
+    from flodl_tw import operate
+    from flodl_tw.core.hello_json import hello_to_json
+
+    controller = operate.Controller(*settings.controller, settings.token)
+    hello = hello_to_json(settings.hello(choice.devices, choice.libtorch), 4)
+    return _ask(lambda http, show: operate.check(http, controller, show, hello, complain=say))
+
+
+def status(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``status``, once or with ``--watch``."""
+    from flodl_tw import operate
+    from flodl_tw.agent.settings import Texts
+
+    texts = Texts(options, environ)
+    # A state is for everybody to read, so a token is not even looked for.
+    controller = _controller(options, {})
+    as_json = texts.flag("json")
+    if texts.flag("watch"):
+        clock = make_reactor()
+        return _ask(lambda http, show: operate.watch(http, controller, show, clock, as_json=as_json, complain=say))
+    return _ask(lambda http, show: operate.status(http, controller, show, as_json=as_json, complain=say))
+
+
+def start(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``start``: the operator's."""
+    from flodl_tw import operate
+
+    controller = _controller(options, environ)
+    return _ask(lambda http, show: operate.start(http, controller, show, complain=say))
+
+
+def abort(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``abort``, with a reason or without."""
+    from flodl_tw import operate
+    from flodl_tw.agent.settings import Texts
+
+    controller = _controller(options, environ)
+    reason = Texts(options, environ).get("reason")
+    return _ask(lambda http, show: operate.abort(http, controller, show, reason, complain=say))

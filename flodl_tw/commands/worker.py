@@ -1,0 +1,134 @@
+"""The worker's commands: ``join``, ``run``, and what ``flodl-tw-agent`` does."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flodl_tw.commands.common import make_reactor, say
+from flodl_tw.commands.operator import check
+from flodl_tw.core.window import SettingError
+
+if TYPE_CHECKING:
+    from flodl_tw.agent.devices import Choice
+    from flodl_tw.agent.gpu_tools import Asking
+    from flodl_tw.agent.settings import AgentSettings
+
+
+def _asking(options: Mapping[str, Any], environ: Mapping[str, str]) -> Asking | None:
+    """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
+    from flodl_tw.agent.gpu_tools import Asking
+    from flodl_tw.agent.settings import Texts
+
+    return None if Texts(options, environ).get("nproc") is not None else Asking(environ)
+
+
+def _choice(options: Mapping[str, Any], environ: Mapping[str, str], asking: Asking | None) -> Choice:
+    from flodl_tw.agent.devices import Inventory, choose
+    from flodl_tw.agent.settings import Texts
+
+    texts = Texts(options, environ)
+    nproc = texts.whole("nproc", 1, 256)
+    inventory = Inventory(None, ()) if asking is None else asking.inventory()
+    return choose(texts.get("devices"), nproc, inventory, environ)
+
+
+def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``join``, or with ``--check`` the question alone."""
+    from flodl_tw.agent.gpu_tools import installed_nccl
+    from flodl_tw.agent.settings import Texts, read_settings
+
+    checks = Texts(options, environ).flag("check")
+    if checks and not program:
+        program = ["true"]
+    asking = _asking(options, environ)
+    settings, warnings = read_settings(options, program, environ, nccl=installed_nccl(sys.path))
+    choice = _choice(options, environ, asking)
+    for note in (*warnings, *choice.notes):
+        say(note)
+    if checks:
+        return check(settings, choice)
+    return _run_agent(settings, choice, environ)
+
+
+def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``flodl-tw-agent``: a join as a launcher has ordered it."""
+    from flodl_tw.agent.bootstrap import PROBE_VARIABLE, read_bootstrap
+    from flodl_tw.agent.devices import numbered
+    from flodl_tw.agent.gpu_tools import Asking, installed_nccl
+    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, find_program, read_settings
+
+    if BOOTSTRAP_VARIABLE not in environ:
+        if environ.get(PROBE_VARIABLE):
+            _become(find_program(program), environ)
+        raise SettingError(
+            BOOTSTRAP_VARIABLE, "", "it is not set", "start this by fdl join --bin, or use flodl-tw join"
+        )
+    orders = read_bootstrap(environ[BOOTSTRAP_VARIABLE])
+    asking = _asking({}, environ)
+    settings, warnings = read_settings(
+        orders.options, program, environ, nccl=installed_nccl(sys.path), token=orders.token
+    )
+    if orders.local_devices is None:
+        choice = _choice({}, environ, asking)
+    else:
+        choice = numbered(orders.local_devices, (asking or Asking(environ)).inventory())
+    for note in (*warnings, *choice.notes):
+        say(note)
+    return _run_agent(settings, choice, environ)
+
+
+def _become(words: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Be the program from here on, with an ordinary start: without what is ours."""
+    from flodl_tw.agent.settings import ENVIRONMENT_PREFIX
+    from flodl_tw.state_folder import TOKEN_VARIABLE
+
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        # Python ignores them, and that would pass on.
+        signal.signal(number, signal.SIG_DFL)
+    kept = {name: text for name, text in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    kept.pop(TOKEN_VARIABLE, None)
+    os.execve(words[0], words, kept)  # noqa: S606
+
+
+@contextmanager
+def _lean_imports() -> Iterator[None]:
+    """Import Twisted as if there were no TLS, which it allows for: a quarter of an agent's memory and start is TLS."""
+    absent = "OpenSSL" not in sys.modules
+    if absent:
+        sys.modules["OpenSSL"] = None  # type: ignore[assignment]
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if absent:
+            del sys.modules["OpenSSL"]
+
+
+def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
+    with _lean_imports():
+        from flodl_tw.agent.main import Agents, run_reactor
+
+        reactor = make_reactor()
+    agents = Agents(reactor, environ, settings.stop_grace)
+    agents.add(settings, choice)
+
+    async def main() -> int:
+        return (await agents.run())[0].status
+
+    return run_reactor(reactor, agents, main)
+
+
+def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """``run``: a whole world on this machine."""
+    from flodl_tw.standalone import own_environ, run_world
+
+    environ = own_environ(environ)
+    asking = _asking(options, environ)
+    return run_world(make_reactor(), options, program, environ, lambda: _choice(options, environ, asking))
