@@ -21,7 +21,7 @@ from twisted.web._newclient import ParseError
 from twisted.web.client import RequestGenerationFailed, RequestTransmissionFailed, ResponseFailed
 
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
-from flodl_tw.glance import cut, printable
+from flodl_tw.core.texts import printable, shortened
 from flodl_tw.http_client import ANSWER_SECS, CONNECT_SECS
 
 MAX_ANSWER: Final = 64 * 1024
@@ -87,7 +87,7 @@ class Answer:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            begin = printable(cut(text.strip(), 60))
+            begin = printable(shortened(text.strip(), 60))
             raise foreign(self.controller, f"status {self.code}, and no JSON: {begin or 'an empty body'}") from None
         if not isinstance(value, dict):
             raise foreign(self.controller, f"status {self.code}, and JSON that is no object")
@@ -220,7 +220,7 @@ def _told(controller: Controller, error: Exception) -> Exception:
     if isinstance(error, ResponseFailed) and _unparsed(causes):
         return foreign(controller, "what it sends is not HTTP")
     known = [why for kind, why in _REASONS for cause in causes if isinstance(cause, kind)]
-    why = known[0] if known else printable(cut(str(causes[0]), MAX_CHARS))
+    why = known[0] if known else printable(shortened(str(causes[0]), MAX_CHARS))
     return NoAnswerError(
         f"nothing answers at {controller.shown}: {why}; check that the controller runs, "
         f"its address and its port ({DEFAULT_PORT} unless it was told otherwise; flodl's own launcher has {FDL_PORT})"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from flodl_tw.core.telling import counted
+from flodl_tw.core.texts import counted, printable, shortened
 
 MOST_HOSTS: Final = 64
 """Hosts that are listed; ``--json`` has all of them."""
@@ -30,16 +30,6 @@ OPEN_PHASES: Final = ("waiting", "staging")
 OVER_PHASES: Final = ("done", "failed")
 COUNTDOWNS: Final = ("window_remaining_secs", "cap_remaining_secs")
 MOST_DIGITS: Final = 18
-
-
-def printable(text: str) -> str:
-    """Text from the network as a terminal may get it: what does not print is escaped."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def cut(text: str, most: int) -> str:
-    """The text, or its beginning and ``…``."""
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +205,7 @@ def _row(member: Member) -> tuple[str, ...]:
         _gpus(member.gpus),
         printable(member.libtorch) or "-",
     )
-    cells = (cut(text, most) for text, most in zip(said, CELL_CHARS.values(), strict=True))
+    cells = (shortened(text, most) for text, most in zip(said, CELL_CHARS.values(), strict=True))
     return (*cells, duration(member.joined_at_secs))
 
 
@@ -247,12 +237,12 @@ def _facts(state: State) -> Iterator[tuple[str, str]]:
             yield "hard cap", f"the run fails in {duration(state.cap_remaining_secs)} if no world has formed"
     if state.start_mode is not None:
         armed = "armed" if state.start_armed else "not armed"
-        yield "start", f"{cut(printable(state.start_mode), 40)}, {armed}"
+        yield "start", f"{shortened(printable(state.start_mode), 40)}, {armed}"
 
 
 def state_lines(shown: str, state: State) -> list[str]:
     """The state of the run at ``shown``, line by line."""
-    phase = cut(printable(state.phase), 40)
+    phase = shortened(printable(state.phase), 40)
     meaning = f": {PHASES[phase]}" if phase in PHASES else ""
     lines = [f"The run at {shown} is {phase}{meaning}."]
     lines += [f"  {label:<10}{text}" for label, text in _facts(state)]
@@ -272,12 +262,12 @@ def why_lines(body: Mapping[str, Any]) -> list[str]:
     """Why the run failed and what its ranks died of, from ``run.json``."""
     fields = Fields(body, "run.json")
     failure = body.get("failure")
-    lines = [] if failure is None else [f"failed: {cut(printable(fields.text('failure')), 1000)}"]
+    lines = [] if failure is None else [f"failed: {shortened(printable(fields.text('failure')), 1000)}"]
     for each in fields.objects("rank_errors")[:MOST_ERRORS]:
         said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
         where = each.text("line")
         line = f"rank {each.count('rank')} died of {said}" + (f", at {where}" if where else "")
-        lines.append(cut(printable(line), 1000))
+        lines.append(shortened(printable(line), 1000))
     return lines
 
 
@@ -291,7 +281,7 @@ def store_lines(body: Mapping[str, Any]) -> list[str]:
         f"{counted(fields.count('keys'), 'key')}, {counted(fields.count('bytes'), 'byte')}"
     ]
     for each in fields.objects("waiting")[:MOST_ERRORS]:
-        key = cut(printable(each.text("key")), 200)
+        key = shortened(printable(each.text("key")), 200)
         lines.append(
             f"  {counted(each.count('clients'), 'client')} waiting for {key}, {each.count('seconds')} s so far"
         )

@@ -15,15 +15,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
-from flodl_tw.core.telling import counted
+from flodl_tw.core.texts import counted, printable, shortened
 from flodl_tw.glance import (
     OPEN_PHASES,
     Fields,
     ShapeError,
     State,
-    cut,
     parse_state,
-    printable,
     spans,
     state_lines,
     store_lines,
@@ -249,7 +247,7 @@ def _approved(answer: Answer, endpoint: str) -> Answer:
 
 
 def _shown(text: str) -> str:
-    return cut(printable(text), MAX_CHARS)
+    return shortened(printable(text), MAX_CHARS)
 
 
 def _require(answer: Answer, key: str) -> None:

@@ -18,11 +18,12 @@ from twisted.logger import Logger
 from flodl_tw.core import views
 from flodl_tw.core.exits import Exits, ViolationError
 from flodl_tw.core.facts import RUN_FACT, Offer
-from flodl_tw.core.ledger import Ledger, Member, cut
+from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.telling import Newcomers, moved, named_ranks
+from flodl_tw.core.texts import quoted
 from flodl_tw.core.window import (
     Failed,
     Formed,
@@ -207,8 +208,8 @@ class Run:
         """A host offers itself; it is a member from here on, or refused."""
         refusal = self.refusal(offer)
         if refusal is not None:
-            self.refuse(refusal, f"host {cut(offer.hello.host)} at {offer.address}")
-            self.refused_hosts.add(cut(offer.hello.host), offer.address, refusal, self.elapsed)
+            self.refuse(refusal, f"host {quoted(offer.hello.host)} at {offer.address}")
+            self.refused_hosts.add(quoted(offer.hello.host), offer.address, refusal, self.elapsed)
             if refusal.word is not Word.WINDOW_CLOSED:
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
                 self.refused += 1

@@ -9,8 +9,7 @@ from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
 from flodl_tw.core.store_keys import KeySpace
 from flodl_tw.core.store_wire import StoreLimits
-from flodl_tw.core.telling import counted
-from flodl_tw.glance import cut
+from flodl_tw.core.texts import counted, shortened
 
 MOST_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""
@@ -67,6 +66,6 @@ class WorldStore:
         ]
         for each in view["waiting"]:
             noun = "client has" if each["clients"] == 1 else "clients have"
-            key = cut(each["key"], KEY_CHARS)
+            key = shortened(each["key"], KEY_CHARS)
             lines.append(f"{each['clients']} {noun} been waiting for {key}, the first for {each['seconds']} s")
         return lines

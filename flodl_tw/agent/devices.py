@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flodl_tw.core.ledger import MAX_DEVICES, MAX_TEXT_BYTES
+from flodl_tw.core.ledger import MAX_DEVICES
+from flodl_tw.core.texts import MAX_TEXT_BYTES
 from flodl_tw.core.window import SettingError
 
 MAX_NUMBER: Final = 255

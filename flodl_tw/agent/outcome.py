@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flodl_tw.core.refusals import Word
+from flodl_tw.core.texts import shortened
 
 CLEAN: Final = 0
 TRANSIENT: Final = 1
@@ -49,18 +50,13 @@ def rejected(reason: str) -> Outcome:
     """A Reject: its first word tells what a retry is worth; words that are not ours tell nothing."""
     word = reason.partition(":")[0]
     known = {each.word: each.retry for each in Word}
-    text = f"the controller refuses this host: {cut(reason)}"
+    text = f"the controller refuses this host: {shortened(reason, MAX_REASON_CHARS)}"
     return transient(text) if known.get(word, True) else permanent(text)
 
 
 def aborted(reason: str) -> Outcome:
     """The controller ended the run."""
-    return transient(f"the run was aborted: {cut(reason)}")
-
-
-def cut(reason: str) -> str:
-    """A controller's reason, as long as a line may be."""
-    return reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 1] + "…"
+    return transient(f"the run was aborted: {shortened(reason, MAX_REASON_CHARS)}")
 
 
 def rank_failed(rank: int, code: int) -> Outcome:

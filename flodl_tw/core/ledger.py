@@ -25,11 +25,10 @@ from flodl_tw.core.facts import (
 )
 from flodl_tw.core.messages import VERSIONS
 from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.texts import MAX_TEXT_BYTES, quoted, too_long
 
 MAX_DEVICES: Final = 256
 MAX_LABELS: Final = 256
-MAX_TEXT_BYTES: Final = 255
-"""Longest host name, GPU label, libtorch label and run id, in bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,15 +189,6 @@ class Ledger:
 Check = Callable[[Ledger, Offer, float], Refusal | None]
 
 
-def _too_long(text: str) -> bool:
-    return len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode("utf-8")) > MAX_TEXT_BYTES)
-
-
-def cut(text: str) -> str:
-    """A text from a peer, quoted, and short enough for a reason and a log line."""
-    return repr(text[:64] + "…" if _too_long(text) else text)
-
-
 def unspoken_version(version: int) -> Refusal | None:
     """The refusal of a protocol version that this project does not speak: it comes before all that a hello says."""
     if version in VERSIONS:
@@ -215,15 +205,15 @@ def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     """The name is one that a log line, a page and a person can hold."""
     host = offer.hello.host
     if not host.strip():
-        return Refusal(Word.BAD_HOST, f"the host name {cut(host)} is blank: give the host a name")
-    if _too_long(host):
+        return Refusal(Word.BAD_HOST, f"the host name {quoted(host)} is blank: give the host a name")
+    if too_long(host):
         size = len(host.encode("utf-8"))
         return Refusal(
-            Word.BAD_HOST, f"the host name {cut(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
+            Word.BAD_HOST, f"the host name {quoted(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
         )
     if not host.isprintable():
         # Control characters, and those that are invisible or turn a line of text around.
-        return Refusal(Word.BAD_HOST, f"the host name {cut(host)} has characters that do not print: leave them out")
+        return Refusal(Word.BAD_HOST, f"the host name {quoted(host)} has characters that do not print: leave them out")
     return None
 
 
@@ -233,14 +223,14 @@ def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     if len(hello.gpus) > MAX_LABELS:
         return Refusal(
             Word.BAD_LABEL,
-            f"{cut(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
+            f"{quoted(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
         )
     for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
-        if _too_long(label):
+        if too_long(label):
             size = len(label.encode("utf-8"))
             return Refusal(
                 Word.BAD_LABEL,
-                f"{cut(hello.host)} sent the label {cut(label)} of {size} bytes, "
+                f"{quoted(hello.host)} sent the label {quoted(label)} of {size} bytes, "
                 f"the limit is {MAX_TEXT_BYTES}: shorten it",
             )
     return None
@@ -250,7 +240,9 @@ def check_some_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | Non
     """A host without a device has no rank."""
     if offer.hello.local_devices:
         return None
-    return Refusal(Word.NO_DEVICES, f"{cut(offer.hello.host)} offers no device: make at least one visible to the agent")
+    return Refusal(
+        Word.NO_DEVICES, f"{quoted(offer.hello.host)} offers no device: make at least one visible to the agent"
+    )
 
 
 def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
@@ -260,7 +252,7 @@ def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | No
         return None
     return Refusal(
         Word.TOO_MANY_DEVICES,
-        f"{cut(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
+        f"{quoted(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
     )
 
 
@@ -272,7 +264,7 @@ def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal |
     repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
     return Refusal(
         Word.REPEATED_DEVICE,
-        f"{cut(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
+        f"{quoted(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
     )
 
 
@@ -284,7 +276,7 @@ def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     age = max(0, int(now - holder.joined_at))
     return Refusal(
         Word.DUPLICATE_HOST,
-        f"{cut(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
+        f"{quoted(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
         "worker of an earlier launch, end it and its name is free; if two hosts have one name, give one another "
         "(--host)",
     )
@@ -301,13 +293,15 @@ def agreement(fact: Fact) -> Check:
         if offered is None or expected is None or offered == expected:
             return None
         setter = ledger.setter(fact)
-        source = "the operator" if setter is None else f"{cut(setter.host)} (the first to state it)"
+        source = "the operator" if setter is None else f"{quoted(setter.host)} (the first to state it)"
         blame = (
-            "" if setter is None else f"; if {cut(setter.host)} is the one that is wrong, end its agent and dial again"
+            ""
+            if setter is None
+            else f"; if {quoted(setter.host)} is the one that is wrong, end its agent and dial again"
         )
         return Refusal(
             fact.word,
-            f"{cut(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
+            f"{quoted(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
             f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}",
         )
 

@@ -12,9 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from flodl_tw.core.ledger import Member, cut
+from flodl_tw.core.ledger import Member
 from flodl_tw.core.messages import RendezvousHello, RendezvousMessage, Role, RoleGiven, Uid
 from flodl_tw.core.refusals import short_id
+from flodl_tw.core.texts import quoted
 
 Peer = Hashable
 
@@ -113,7 +114,9 @@ class Rendezvous:
         if owner is None:
             return self._fail(f"a host said it holds rank {rank}, the world has {len(self._owner)} ranks from 0", peer)
         if hello.host_name != owner:
-            return [Close(peer, f"host {cut(hello.host_name)} said it holds rank {rank}, which is of host {owner!r}")]
+            return [
+                Close(peer, f"host {quoted(hello.host_name)} said it holds rank {rank}, which is of host {owner!r}")
+            ]
         if self._dataset_sig is None:
             self._dataset_sig, self._first_rank = hello.dataset_sig, rank
         elif hello.dataset_sig != self._dataset_sig:

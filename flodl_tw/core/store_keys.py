@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from flodl_tw.core.ledger import cut
 from flodl_tw.core.store_waits import Wait, Waiting, WaitLines, text_of
 from flodl_tw.core.store_wire import StoreError, StoreLimits
+from flodl_tw.core.texts import quoted
 
 WORKERS_KEY: Final = b"init/"
 """Where every client that waits for its world adds one: the only key without a slash before it."""
@@ -252,4 +252,4 @@ def number_of(key: bytes, value: bytes | bytearray) -> int:
 
 def named(key: bytes) -> str:
     """A key in a reason: quoted, and short."""
-    return cut(text_of(key))
+    return quoted(text_of(key))

@@ -13,11 +13,6 @@ MOVED_SHOWN: Final = 8
 RANKS_SHOWN: Final = 8
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 host``, ``2 hosts``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 class Newcomers:
     """The hosts that joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
 
