@@ -8,7 +8,7 @@ world's hosts, and no other.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final
 
 from twisted.internet.interfaces import IPushProducer, ITransport
@@ -24,6 +24,8 @@ from flodl_tw.world_store import WorldStore
 
 PART_BYTES: Final = 256 * 1024
 """What is given to the transport at once; the next part waits until it has room."""
+KEPT_WORLDS: Final = 2
+"""Worlds whose keys are kept for connections that stay open: this one's, and one more that had any."""
 TELL_SECS: Final = 60.0
 """A refused address has a log line as often as this, in seconds."""
 
@@ -35,6 +37,7 @@ class StoreChannel:
         self.clock: Any = front.clock
         self._controller = controller
         self._told: OrderedDict[str, float] = OrderedDict()
+        self._worlds: deque[WorldStore] = deque()
 
     def __call__(self, peeker: Peeker) -> StoreClient:
         """The route of the store's magic."""
@@ -54,9 +57,19 @@ class StoreChannel:
             sockets.bear_pauses(peeker.transport)
             client.store = store
             store.clients.add(client)
+            self._keep(store)
             return StoreConnection(store.keys, client)
         self._refuse(peeker, why)
         return None
+
+    def _keep(self, store: WorldStore) -> None:
+        """A connection keeps its world's keys while it is open, but not for ever: the keys of two worlds are kept."""
+        if store in self._worlds:
+            return
+        self._worlds.append(store)
+        if len(self._worlds) > KEPT_WORLDS:
+            for client in list(self._worlds.popleft().clients):
+                client.outlived()
 
     def _refuse(self, peeker: Peeker, why: str) -> None:
         now = self.clock.seconds()
@@ -77,24 +90,37 @@ class StoreChannel:
 class StoreClient:
     """One client of the store.  Its keys are those of the world that it was let into, to its end."""
 
-    __slots__ = ("__weakref__", "_connection", "_more", "_paused", "_shared", "_unsent", "peeker", "store")
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_due",
+        "_more",
+        "_paused",
+        "_shared",
+        "_transport",
+        "_unsent",
+        "peeker",
+        "store",
+    )
 
     def __init__(self, shared: StoreChannel, peeker: Peeker) -> None:
         self.peeker = peeker
         self.store: WorldStore | None = None
         """The world's; None while it is not let in."""
         self._shared = shared
+        self._transport: Any = peeker.transport
         self._connection: StoreConnection | None = None
         self._paused = False
         self._more = False
+        self._due = False
         # Answers that the transport has no room for yet: the stored objects themselves, not copies.
-        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent: deque[bytes | memoryview | Iterator[bytes]] = deque()
 
     def makeConnection(self, transport: ITransport) -> None:
         self._connection = self._shared.admit(self)
         if self._connection is not None:
             # A client that does not read is not read from, either.
-            transport.registerProducer(self, True)  # type: ignore[attr-defined]
+            self._transport.registerProducer(self, True)
 
     def dataReceived(self, data: bytes) -> None:
         if self._connection is not None:
@@ -112,7 +138,13 @@ class StoreClient:
         if self._unsent:
             self._unsent.append(data)
         else:
-            self.peeker.transport.write(data)
+            self._transport.send(data)
+
+    def outlived(self) -> None:
+        """Two worlds with stores have formed since this client's: its keys go."""
+        self.peeker.dropped("store-closed", "on the store channel: its world is over, and two more have used the store")
+        self._leave()
+        self.peeker.transport.abortConnection()
 
     # IPushProducer: the transport's buffer is full, or has room again
 
@@ -122,14 +154,16 @@ class StoreClient:
 
     def resumeProducing(self) -> None:
         self._paused = False
-        self._go_on()
+        if not self._due:
+            self._go_on()
 
     def stopProducing(self) -> None:
         """The connection is gone."""
 
     def _do(self, connection: StoreConnection, outcome: Outcome) -> None:
         self._more = outcome.more
-        self._send(outcome.replies)
+        self._unsent.extend(outcome.replies)
+        self._send_part()
         for woken, answer in outcome.wakeups:
             client: Any = woken.peer
             client.write(answer)
@@ -138,57 +172,69 @@ class StoreClient:
             self._last_words()
         elif outcome.more or self._unsent:
             self._reading(False)
-            if not self._paused:
-                # Others have their turn between two parts of a long answer.
-                self._shared.clock.callLater(0, self._go_on)
+            self._go_on_later()
 
-    def _send(self, replies: Iterable[bytes]) -> None:
-        self._unsent.extend(replies)
-        while self._unsent and not self._paused:
-            self.peeker.transport.write(self._next_part())
+    def _send_part(self) -> None:
+        if self._unsent and not self._paused:
+            self._transport.send(self._next_part())
 
     def _next_part(self) -> bytes:
         """What to write next: small answers together, a piece of a long one alone."""
-        part = [self._unsent.popleft()]
-        size = len(part[0])
-        if size > PART_BYTES:
-            view = memoryview(part[0])
-            self._unsent.appendleft(view[PART_BYTES:])
-            return bytes(view[:PART_BYTES])
-        while self._unsent and size + len(self._unsent[0]) <= PART_BYTES:
-            part.append(self._unsent.popleft())
-            size += len(part[-1])
-        return bytes(part[0]) if len(part) == 1 else b"".join(part)
+        unsent, part, room = self._unsent, list[bytes | memoryview](), PART_BYTES
+        while unsent and room:
+            first = unsent[0]
+            if not isinstance(first, bytes | memoryview):
+                if part:
+                    break
+                if not (some := next(first, b"")):
+                    unsent.popleft()
+                return some
+            if len(first) > room:
+                view = memoryview(first)
+                first, unsent[0] = view[:room], view[room:]
+            else:
+                unsent.popleft()
+            part.append(first)
+            room -= len(first)
+        return b"".join(part)
 
     def _last_words(self) -> None:
         """Write what is answered already, and close."""
         if self._connection is not None:
-            self.peeker.transport.writeSequence(map(bytes, self._unsent))
+            for reply in self._unsent:
+                self._transport.writeSequence([bytes(reply)] if isinstance(reply, bytes | memoryview) else reply)
         self._leave()
         self.peeker.close()
 
+    def _go_on_later(self) -> None:
+        """Others have their turn between two parts of a long answer."""
+        if not self._due and not self._paused:
+            self._due = True
+            self._shared.clock.callLater(0, self._go_on)
+
     def _go_on(self) -> None:
+        self._due = False
         if self._connection is None or self._paused:
             return
-        transport: Any = self.peeker.transport
-        if transport.disconnecting:
+        if self._transport.disconnecting:
             # The door is closing, and has no more turns for this client.
             self._leave()
             return
-        self._send(())
-        if self._more and not self._unsent and self._connection is not None:
+        self._send_part()
+        if self._unsent:
+            self._go_on_later()
+        elif self._more:
             self._do(self._connection, self._connection.feed(b""))
-        if not self._more and not self._unsent and not self._paused:
+        if not (self._unsent or self._more or self._paused):
             self._reading(True)
 
     def _reading(self, on: bool) -> None:
-        transport: Any = self.peeker.transport
         if self._connection is None:
             return
         if on:
-            transport.resumeProducing()
+            self._transport.resumeProducing()
         else:
-            transport.pauseProducing()
+            self._transport.pauseProducing()
 
     def _leave(self) -> None:
         connection, self._connection = self._connection, None
@@ -198,6 +244,5 @@ class StoreClient:
         assert self.store is not None
         connection.lost()
         self.store.clients.discard(self)
-        transport: Any = self.peeker.transport
         # A paused producer would keep a connection that is to close open.
-        transport.unregisterProducer()
+        self._transport.unregisterProducer()

@@ -28,7 +28,7 @@ class WorldStore:
         self, members: Iterable[Member], world_size: int, seconds: Callable[[], float], limits: StoreLimits
     ) -> None:
         self.keys = KeySpace(seconds, limits)
-        self.clients: set[object] = set()
+        self.clients: set[Any] = set()
         """The connections that are open."""
         self._world_size = world_size
         self._addresses = {member.offer.address for member in members}

@@ -1,0 +1,12 @@
+"""The tests.  What they start gets signals as any program does, though `&` or nohup ignores some in this process."""
+
+import signal
+
+for number, handler in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        # Ignored signals are inherited by every child.
+        signal.signal(number, handler)

@@ -15,7 +15,7 @@ from flodl_tw.limits import MAX_WARNED_ADDRESSES
 from flodl_tw.run import RunSettings
 from flodl_tw.storing import PART_BYTES
 from flodl_tw.testing import ClockedController, FakeDial
-from tests.core.store_queries import HELLO, i64, many, q, text
+from tests.core.store_queries import HELLO, i64, listed, many, q, text
 from tests.pumped import PumpedTestCase, turns, window
 
 PING = b"\x0d\1\2\3\4"
@@ -234,6 +234,23 @@ class TestKeySpace(StoringTestCase):
         old.reset()
         self.assertEqual(self.view(door)["connected"], 1)
 
+    def test_the_keys_of_two_worlds_are_kept_and_no_more(self) -> None:
+        door = self.formed("10.0.0.1", after_run=AfterRun.REARM)
+        clients = []
+        for _ in range(3):
+            self.assertEqual([client.closed for client in clients], [False] * len(clients))
+            clients.append(self.client(door, "10.0.0.1", q(Opcode.SET, b"/k", b"")))
+            (link,) = self.links
+            link.send(link.talk.exited(0))
+            link.hang_up()
+            door.turn()
+            self.links = self.world(door, "10.0.0.1")
+        self.assertEqual([client.closed for client in clients], [True, False, False])
+        self.client(door, "10.0.0.1")
+        door.turn()
+        self.assertEqual([client.closed for client in clients], [True, True, False])
+        self.line("dropped 10.0.0.1:5000: on the store channel: its world is over, and two more have used the store")
+
 
 class TestWaits(StoringTestCase):
     """A client may wait for as long as it likes."""
@@ -422,6 +439,7 @@ class TestSlowReaders(StoringTestCase):
         other = self.client(door)
         client.send(q(Opcode.GET, b"/k") * 5 + PING)
         parts = [client.received()]
+        self.assertEqual(len(parts[0]), PART_BYTES)
         self.assertEqual(client.transport.producerState, "paused")
 
         def another_turn(turn: int) -> None:
@@ -429,8 +447,29 @@ class TestSlowReaders(StoringTestCase):
             other.send(PING)
             self.assertEqual(other.received(), PONG)
 
-        turns(door, another_turn, 6)
-        self.assertEqual(parts, [answer] * 5 + [PONG, b""])
+        turns(door, another_turn, 30)
+        self.assertEqual(b"".join(parts), answer * 5 + PONG)
+        # The end of an answer and the begin of the next may share a turn.
+        self.assertLess(max(map(len, parts)), 2 * PART_BYTES)
+        self.assertEqual(client.transport.producerState, "producing")
+
+    def test_a_long_list_of_keys_goes_out_in_parts_and_others_have_their_turn(self) -> None:
+        door = self.formed(limits=StoreLimits())
+        keys = [b"/%05d" % number for number in range(50_000)]
+        pairs = [part for key in keys for part in (key, b"")]
+        client, other = self.client(door, data=many(Opcode.MULTI_SET, *pairs)), self.client(door)
+        client.send(q(Opcode.LIST_KEYS) + PING)
+        parts = [client.received()]
+
+        def another_turn(turn: int) -> None:
+            parts.append(client.received())
+            other.send(PING)
+            self.assertEqual(other.received(), PONG)
+
+        turns(door, another_turn, 20)
+        whole = b"".join(parts)
+        self.assertEqual(listed(whole.removesuffix(PONG)), keys)
+        self.assertLess(max(map(len, parts)), PART_BYTES)
         self.assertEqual(client.transport.producerState, "producing")
 
     def test_a_client_with_a_full_buffer_has_no_further_part_until_there_is_room(self) -> None:
@@ -438,13 +477,13 @@ class TestSlowReaders(StoringTestCase):
         producer: Any = client.transport.producer
         client.send(q(Opcode.GET, b"/k") * 3 + PING)
         producer.pauseProducing()
-        self.assertEqual(client.received(), answer)
+        self.assertEqual(client.received(), answer[:PART_BYTES])
         door.clock.advance(3600)
         door.turn()
         self.assertEqual(client.received(), b"")
         producer.resumeProducing()
         door.turn()
-        self.assertEqual(client.received(), answer * 2 + PONG)
+        self.assertEqual(client.received(), answer[PART_BYTES:] + answer * 2 + PONG)
         self.assertEqual(client.transport.producerState, "producing")
 
     def test_a_buffer_that_fills_with_a_part_holds_back_the_next(self) -> None:
@@ -471,13 +510,13 @@ class TestSlowReaders(StoringTestCase):
         self.assertEqual((client.received(), transport.producerState), (b"", "producing"))
 
     def test_a_client_that_goes_amid_its_answer_is_gone(self) -> None:
-        for name, end in (("half-close", FakeDial.half_close), ("reset", FakeDial.reset)):
+        for name, end, most in (("half-close", FakeDial.half_close, MIB + 8), ("reset", FakeDial.reset, PART_BYTES)):
             with self.subTest(name):
                 door, client, answer = self.big()
                 client.send(q(Opcode.GET, b"/k") * 3)
                 end(client)
                 door.turn()
-                self.assertEqual(client.received(), answer)
+                self.assertEqual(client.received(), answer[:most])
                 self.assertTrue(client.closed)
                 self.assertEqual(self.view(door)["connected"], 0)
 

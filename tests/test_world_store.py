@@ -10,6 +10,7 @@ from flodl_tw.core.addresses import classify
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger
 from flodl_tw.core.store import StoreConnection
+from flodl_tw.core.store_waits import WAIT_BYTES
 from flodl_tw.core.store_wire import Opcode, StoreLimits
 from flodl_tw.testing import make_hello
 from flodl_tw.world_store import KEY_CHARS, MOST_WAITS, WorldStore
@@ -93,7 +94,7 @@ class TestView(WorldStoreTestCase):
             (view["workers"], view["keys"], view["queue_items"], view["connected"]),
             (4, 1, 1, 4),
         )
-        self.assertEqual(view["bytes"], len("init/4") + len("/qitem") + len("/worker/0/ready") + len("/other"))
+        self.assertEqual(view["bytes"], len("init/4") + len("/qitem") + len("/worker/0/ready/other") + 5 * WAIT_BYTES)
         self.assertEqual(
             view["waiting"],
             [
@@ -104,7 +105,7 @@ class TestView(WorldStoreTestCase):
         self.assertEqual(
             store.told(),
             [
-                "4 of 8 ranks came to the store; it has 4 connections, 1 key and 33 bytes",
+                "4 of 8 ranks came to the store; it has 4 connections, 1 key and 533 bytes",
                 "4 clients have been waiting for /worker/0/ready, the first for 40 s",
                 "1 client has been waiting for /other, the first for 0 s",
             ],

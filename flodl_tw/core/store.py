@@ -10,7 +10,7 @@ client may not do closes it, and it alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,13 +39,13 @@ _u32: Final = struct.Struct("<I").pack
 class Outcome:
     """What to do after a feed, in this order and before anything else is fed to the store.
 
-    Write ``replies`` to this client, and each of ``wakeups`` to its connection.
+    Write ``replies`` to this client, of one that is an iterator all parts, and each of ``wakeups`` to its connection.
     If ``close`` is a text, close this client once that has left; it is for the
     log.  If ``more``, stop reading from it, and feed it nothing (``b""``) once
     the replies have left: queries that are here already are still to be answered.
     """
 
-    replies: list[bytes] = field(default_factory=list)
+    replies: list[bytes | Iterator[bytes]] = field(default_factory=list)
     wakeups: list[tuple[StoreConnection, bytes]] = field(default_factory=list)
     close: str | None = None
     more: bool = False
@@ -204,7 +204,9 @@ class StoreConnection:
 
     def _list_keys(self, query: Query) -> None:
         self._reply(_i64(self.space.key_count))
-        self._reply(self.space.listed())
+        self._out.replies.append(self.space.listed())
+        # However long it is, it leaves before the next query is looked at.
+        self._room = 0
 
     def _multi_get(self, query: Query) -> None:
         # Only keys that are named again and again can ask for more than is stored.

@@ -10,18 +10,22 @@ from __future__ import annotations
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from flodl_tw.core.store_waits import Wait, Waiting, WaitLines, text_of
+from flodl_tw.core.store_waits import WAIT_BYTES, Wait, Waiting, WaitLines, text_of
 from flodl_tw.core.store_wire import StoreError, StoreLimits
 from flodl_tw.core.texts import quoted
 
 WORKERS_KEY: Final = b"init/"
 """Where every client that waits for its world adds one: the only key without a slash before it."""
+LISTED_A_PART: Final = 4096
+"""Keys of one part of a list of them."""
 
 _NUMBER: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)")
 _LONGEST_NUMBER: Final = 4096
+_SURE_DIGITS: Final = 18
+"""So many digits fit into 64 bits, whatever they are."""
 _HALF: Final = 1 << 63
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -31,9 +35,10 @@ class KeySpace:
 
     An operation that writes returns the waits that it ended.  What counts
     toward ``total_bytes``: keys and values, items of queues and the queues'
-    names (``stored``); what unfinished queries have brought, and each name that
-    somebody waits for, once (``held``).  Toward ``total_keys``: keys, items of
-    queues, and names that somebody waits for.
+    names (``stored``); what unfinished queries have brought, each name that
+    somebody waits for, once, and ``WAIT_BYTES`` for each that waits for it
+    (``held``).  Toward ``total_keys``: keys, items of queues, and names that
+    somebody waits for.
     """
 
     def __init__(self, seconds: Callable[[], float], limits: StoreLimits | None = None) -> None:
@@ -45,7 +50,7 @@ class KeySpace:
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waits = WaitLines()
         self._unfinished = 0
-        self._listed: bytes | None = None
+        self._listed: tuple[bytes, ...] | None = None
 
     @property
     def key_count(self) -> int:
@@ -57,11 +62,12 @@ class KeySpace:
         """The bytes that are kept beside what is stored."""
         return self._unfinished + self._waits.size
 
-    def listed(self) -> bytes:
-        """The keys that have a value, each with its length before it; made once for all who ask before they change."""
+    def listed(self) -> Iterator[bytes]:
+        """The keys that have a value now, each with its length before it, in parts: a million take half a second."""
         if self._listed is None:
-            self._listed = b"".join([part for key in self._values for part in (_LENGTH.pack(len(key)), key)])
-        return self._listed
+            # All who ask before the keys change share it.
+            self._listed = tuple(self._values)
+        return _listed_in_parts(self._listed)
 
     @property
     def workers(self) -> int:
@@ -218,27 +224,30 @@ class KeySpace:
 
     def _make_room(self, size: int, keys: int) -> None:
         """Refuse what would break a cap of the whole; what makes nothing larger is never refused."""
+        if keys and len(self._values) + self.items + len(self._waits) + keys > self.limits.total_keys:
+            raise StoreError(f"the store holds all of the {self.limits.total_keys} keys it may (--store-max-keys)")
         if size > 0 and self.stored + self.held + size > self.limits.total_bytes:
             raise StoreError(
                 f"{size} bytes more, beside {self.stored + self.held}, are over the store's limit of "
                 f"{self.limits.total_bytes} (--store-max-bytes)"
             )
-        if keys and len(self._values) + self.items + len(self._waits) + keys > self.limits.total_keys:
-            raise StoreError(f"the store holds all of the {self.limits.total_keys} keys it may (--store-max-keys)")
 
     def _sum(self, key: bytes, amount: int) -> int:
         value = self._values.get(key)
         total = amount if value is None else number_of(key, value) + amount
         return (total + _HALF) % (2 * _HALF) - _HALF
 
-    def _line_up(self, owner: Any, keys: Iterable[bytes]) -> Wait:
+    def _line_up(self, owner: Any, keys: Collection[bytes]) -> Wait:
         fresh = self._waits.fresh(keys)
-        self._make_room(sum(map(len, fresh)), len(fresh))
+        self._make_room(sum(map(len, fresh)) + WAIT_BYTES * len(keys), len(fresh))
         return self._waits.add(owner, keys, self._seconds())
 
 
 def number_of(key: bytes, value: bytes | bytearray) -> int:
     """A value as C reads a number: blanks, a sign, digits; what follows them is not looked at."""
+    if len(value) <= _SURE_DIGITS and value.isdigit():
+        # What ADD itself has stored, nearly always.
+        return int(value)
     match = _NUMBER.match(value) if len(value) <= _LONGEST_NUMBER else None
     if match is None:
         raise StoreError(f"the value of {named(key)} is no number to add to")
@@ -248,6 +257,12 @@ def number_of(key: bytes, value: bytes | bytearray) -> int:
     if not -_HALF <= number < _HALF:
         raise StoreError(f"the value of {named(key)} is a number of more than 64 bits")
     return number
+
+
+def _listed_in_parts(keys: tuple[bytes, ...]) -> Iterator[bytes]:
+    for begin in range(0, len(keys), LISTED_A_PART):
+        part = keys[begin : begin + LISTED_A_PART]
+        yield b"".join([piece for key in part for piece in (_LENGTH.pack(len(key)), key)])
 
 
 def named(key: bytes) -> str:

@@ -6,10 +6,9 @@ come and is deleted again is not waited for a second time.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 class Line:
@@ -48,13 +47,23 @@ class Waiting:
     seconds: float
 
 
-class WaitLines:
-    """The lines of one key space.  ``size`` is the bytes of the keys waited for, each counted once."""
+WAIT_BYTES: Final = 100
+"""What it costs about that one wait has one key more, beside the key itself, in bytes."""
 
-    __slots__ = ("_lines", "size")
+
+class WaitLines:
+    """The lines of one key space.
+
+    ``size`` is bytes: the keys waited for, each counted once, and
+    ``WAIT_BYTES`` for every key of every wait that has not ended.
+    """
+
+    __slots__ = ("_lines", "_waits", "size")
 
     def __init__(self) -> None:
         self._lines: dict[bytes, Line] = {}
+        # The oldest first.
+        self._waits: dict[Wait, None] = {}
         self.size = 0
 
     def __len__(self) -> int:
@@ -70,10 +79,13 @@ class WaitLines:
         wait = Wait(owner, tuple(map(self._line, keys)), since)
         for line in wait.lines:
             line.waits[wait] = None
+        self._waits[wait] = None
+        self.size += WAIT_BYTES * len(wait.lines)
         return wait
 
     def cancel(self, wait: Wait) -> None:
         """Forget a wait."""
+        self._end(wait)
         for line in wait.lines:
             line.waits.pop(wait, None)
             if not line.waits and self._lines.get(line.key) is line:
@@ -85,7 +97,10 @@ class WaitLines:
         if line is None:
             return ()
         self._drop(line)
-        return [wait for wait in line.waits if wait.counted_down()]
+        ended = [wait for wait in line.waits if wait.counted_down()]
+        for wait in ended:
+            self._end(wait)
+        return ended
 
     def arrived_for_one(self, key: bytes) -> Sequence[Wait]:
         """An item has come: it ends the oldest wait that needs nothing else."""
@@ -96,14 +111,25 @@ class WaitLines:
             if not line.waits:
                 self._drop(line)
             if wait.counted_down():
+                self._end(wait)
                 return (wait,)
         return ()
 
     def waiting(self, now: float, most: int) -> list[Waiting]:
         """What is waited for, the longest first."""
-        oldest = ((next(iter(line.waits)).since, line) for line in self._lines.values())
-        first = heapq.nsmallest(most, oldest, key=lambda pair: pair[0])
-        return [Waiting(text_of(line.key), len(line.waits), max(0.0, now - since)) for since, line in first]
+        first: dict[bytes, Waiting] = {}
+        for wait in self._waits:
+            for line in wait.lines:
+                if len(first) == most:
+                    return list(first.values())
+                if wait in line.waits and self._lines.get(line.key) is line and line.key not in first:
+                    secs = max(0.0, now - wait.since)
+                    first[line.key] = Waiting(text_of(line.key), len(line.waits), secs)
+        return list(first.values())
+
+    def _end(self, wait: Wait) -> None:
+        del self._waits[wait]
+        self.size -= WAIT_BYTES * len(wait.lines)
 
     def _line(self, key: bytes) -> Line:
         line = self._lines.get(key)

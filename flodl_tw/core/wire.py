@@ -108,12 +108,12 @@ class FrameReader:
     __slots__ = ("_buffer", "max_payload")
 
     def __init__(self, max_payload: int = MAX_HELLO_BYTES) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self.max_payload = max_payload
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, in order."""
-        self._buffer = self._buffer + data if self._buffer else data
+        self._buffer += data
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes come.
@@ -122,7 +122,7 @@ class FrameReader:
         """
         buffer = self._buffer
         if len(buffer) < HEADER_BYTES:
-            if not FRAME_MAGIC.startswith(buffer[:MAGIC_BYTES]):
+            if not FRAME_MAGIC.startswith(bytes(buffer[:MAGIC_BYTES])):
                 raise WireError(f"frame magic is {buffer[:MAGIC_BYTES].hex()}, not {FRAME_MAGIC.hex()}")
             return None
         magic, version, tag, kind, length = _HEADER.unpack_from(buffer)
@@ -136,8 +136,9 @@ class FrameReader:
         end = HEADER_BYTES + length
         if len(buffer) < end:
             return None
-        self._buffer = buffer[end:]
-        return Frame(version, known, tag, buffer[HEADER_BYTES:end])
+        payload = bytes(buffer[HEADER_BYTES:end])
+        del buffer[:end]
+        return Frame(version, known, tag, payload)
 
 
 class Decoder:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flodl_tw.core.store import Outcome
+from flodl_tw.core.store import Outcome, StoreConnection
 from flodl_tw.core.store_wire import Opcode
 
 HELLO = bytes.fromhex("00cef7853c")
@@ -35,7 +35,18 @@ def many(opcode: Opcode, *fields: bytes, count: int | None = None) -> bytes:
 
 
 def sent(outcome: Outcome) -> bytes:
-    return b"".join(outcome.replies)
+    """All that is to be written, the parts of a list as well."""
+    return b"".join(part for reply in outcome.replies for part in ((reply,) if isinstance(reply, bytes) else reply))
+
+
+def answered(client: StoreConnection, asked: bytes) -> bytes:
+    """All that a client is answered, though it be in several parts."""
+    outcome = client.feed(asked)
+    answer = sent(outcome)
+    while outcome.more:
+        outcome = client.feed(b"")
+        answer += sent(outcome)
+    return answer
 
 
 @dataclass

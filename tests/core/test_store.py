@@ -5,18 +5,21 @@ from __future__ import annotations
 import struct
 import tracemalloc
 import unittest
+from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flodl_tw.core.store import JOIN_BYTES, REPLY_BYTES, Outcome, StoreConnection
-from flodl_tw.core.store_keys import KeySpace, number_of
-from flodl_tw.core.store_waits import Waiting
+from flodl_tw.core.store_keys import LISTED_A_PART, KeySpace, number_of
+from flodl_tw.core.store_waits import WAIT_BYTES, Waiting
 from flodl_tw.core.store_wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreError, StoreLimits
 from tests.core.store_queries import (
     CAPTURES,
     HELLO,
     Call,
+    answered,
     calls,
     conversations,
     i64,
@@ -91,9 +94,9 @@ class TestCaptures(unittest.TestCase):
     def replayed(self, before: list[bytes], pieces: list[bytes]) -> bytes:
         space = KeySpace(lambda: 0.0)
         for up in before:
-            StoreConnection(space).feed(up)
+            answered(StoreConnection(space), up)
         client = StoreConnection(space)
-        return b"".join(sent(client.feed(piece)) for piece in pieces)
+        return b"".join(answered(client, piece) for piece in pieces)
 
     def as_recorded(self, part: list[Call], answered: bytes) -> bool:
         at = 0
@@ -379,16 +382,19 @@ class TestCaps(StoreCase):
             (q(Opcode.APPEND, b"/d", b"xyz"), 5),
             (q(Opcode.ADD, b"/d", 100), 5),
             (q(Opcode.BARRIER, b"/long", -100), 6),
+            (q(Opcode.BARRIER, b"/long", 2), WAIT_BYTES + 5),
             (q(Opcode.COMPARE_SET, b"/d", b"", b"xyz"), 5),
             (q(Opcode.QUEUE_PUSH, b"/d", b"xyz"), 5),
             (many(Opcode.MULTI_SET, b"/a", b"x" * 61, b"/d", b"x" * 20), 19),
-            (many(Opcode.WAIT, b"/long"), 5),
+            (many(Opcode.WAIT, b"/long"), WAIT_BYTES + 5),
         ):
             with self.subTest(asked[:1]):
                 why = f"{size} bytes more, beside 196, are over the store's limit of 200 (--store-max-bytes)"
                 self.assert_closed(self.client(), asked, why)
                 self.assertEqual((self.space.stored, self.space.held, self.space.key_count), (196, 0, 3))
-        self.assert_answer(self.client(), q(Opcode.SET, b"/a", b"") + many(Opcode.WAIT, b"/long"), b"")
+        shrunk = many(Opcode.MULTI_SET, b"/a", b"", b"/b", b"")
+        self.assert_answer(self.client(), shrunk + many(Opcode.WAIT, b"/long"), b"")
+        self.assertEqual(self.space.held, WAIT_BYTES + 5)
 
     def test_a_value_may_not_grow_over_the_total(self) -> None:
         self.client().feed(many(Opcode.MULTI_SET, b"/a", b"x" * 64, b"/b", b"x" * 64, b"/c", b"x" * 58))
@@ -400,10 +406,10 @@ class TestCaps(StoreCase):
         self.assertEqual(self.space.get(b"/a"), b"x" * 55)
 
     def test_a_barrier_that_may_not_be_stored_waits_for_nothing(self) -> None:
-        self.client().feed(many(Opcode.MULTI_SET, b"/a", b"x" * 64, b"/b", b"x" * 64, b"/c", b"x" * 62))
-        why = "3 bytes more, beside 198, are over the store's limit of 200 (--store-max-bytes)"
+        self.client().feed(many(Opcode.MULTI_SET, b"/a", b"x" * 64, b"/b", b"x" * (130 - WAIT_BYTES)))
+        why = "3 bytes more, beside 200, are over the store's limit of 200 (--store-max-bytes)"
         self.assert_closed(self.client(), q(Opcode.BARRIER, b"/d", 2), why)
-        self.assertEqual((self.space.waiting(), self.space.held, self.space.key_count), ([], 0, 3))
+        self.assertEqual((self.space.waiting(), self.space.held, self.space.key_count), ([], 0, 2))
 
     def test_what_makes_nothing_larger_is_taken_when_all_is_full(self) -> None:
         client = self.client()
@@ -460,6 +466,7 @@ class TestCaps(StoreCase):
         )
 
     def test_waits_of_one_connection_name_no_more_than_a_query_may(self) -> None:
+        self.space = KeySpace(lambda: self.now, replace(SMALL, total_bytes=2000))
         for asked in (many(Opcode.WAIT, b"/z"), q(Opcode.BARRIER, b"/z", 2)):
             with self.subTest(asked[:1]):
                 client = self.client()
@@ -468,12 +475,14 @@ class TestCaps(StoreCase):
                 self.assertEqual((self.space.held, self.space.key_count), (0, 0))
 
     def test_waits_that_have_ended_no_longer_count(self) -> None:
+        self.space = KeySpace(lambda: self.now, replace(SMALL, total_bytes=2 * (WAIT_BYTES + 2) + 4))
         client, setter = self.client(), self.client()
         for _ in range(3):
             client.feed(many(Opcode.WAIT, b"/a", b"/b"))
             setter.feed(many(Opcode.MULTI_SET, b"/a", b"", b"/b", b""))
             setter.feed(q(Opcode.DELETE_KEY, b"/a") + q(Opcode.DELETE_KEY, b"/b"))
         self.assertFalse(client.gone)
+        self.assertEqual((self.space.stored, self.space.held), (0, 0))
 
     def test_the_others_go_on_after_a_breach(self) -> None:
         waiter = self.client()
@@ -556,6 +565,31 @@ class TestBigValues(StoreCase):
         self.assertFalse(client.feed(q(Opcode.GET, b"/k")).more)
 
 
+class TestLists(StoreCase):
+    """A list of keys is made as it goes out: a million of them hold nobody up."""
+
+    def test_a_long_list_has_the_keys_of_its_moment_in_parts(self) -> None:
+        client, other = self.client(), self.client()
+        keys = [b"/%d" % number for number in range(2 * LISTED_A_PART + 1)]
+        self.space.set_all(dict.fromkeys(keys, b""))
+        outcome = client.feed(q(Opcode.LIST_KEYS))
+        other.feed(q(Opcode.SET, b"/new", b"") + q(Opcode.DELETE_KEY, b"/0"))
+        count, parts = outcome.replies
+        assert isinstance(parts, Iterator)
+        made = list(parts)
+        self.assertEqual(len(made), 3)
+        self.assertEqual(count, i64(len(keys)))
+        self.assertEqual(listed(i64(len(keys)) + b"".join(made)), sorted(keys))
+        self.assertEqual(listed(sent(client.feed(q(Opcode.LIST_KEYS)))), sorted([*keys[1:], b"/new"]))
+
+    def test_what_is_asked_after_it_is_answered_after_it(self) -> None:
+        client = self.client()
+        client.feed(q(Opcode.SET, b"/k", b""))
+        outcome = client.feed(q(Opcode.LIST_KEYS) + q(Opcode.GETNUMKEYS))
+        self.assertEqual((sent(outcome), outcome.more), (i64(1) + text(b"/k"), True))
+        self.assertEqual(client.feed(b""), Outcome([i64(1)]))
+
+
 class TestForPeople(StoreCase):
     """What a page can say of a store."""
 
@@ -567,6 +601,16 @@ class TestForPeople(StoreCase):
         self.now += 1
         self.assertEqual(self.space.waiting(), [Waiting("/worker/0/ready", 5, 41.0), Waiting("/\\xff", 1, 1.0)])
         self.assertEqual(self.space.waiting(1), [Waiting("/worker/0/ready", 5, 41.0)])
+
+    def test_where_the_first_has_given_up_the_next_is_the_first(self) -> None:
+        first = self.client()
+        first.feed(many(Opcode.WAIT, b"/x"))
+        for key in (b"/y", b"/x"):
+            self.now += 10
+            self.client().feed(many(Opcode.WAIT, key))
+        self.assertEqual(self.space.waiting(), [Waiting("/x", 2, 20.0), Waiting("/y", 1, 10.0)])
+        first.lost()
+        self.assertEqual(self.space.waiting(), [Waiting("/y", 1, 10.0), Waiting("/x", 1, 0.0)])
 
     def test_a_clock_that_went_back_is_no_negative_time(self) -> None:
         self.client().feed(many(Opcode.WAIT, b"/k"))

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from flodl_tw.core.store import StoreConnection
 from flodl_tw.core.store_keys import KeySpace
+from flodl_tw.core.store_waits import WAIT_BYTES
 from flodl_tw.core.store_wire import Opcode
 from tests.core.store_queries import HELLO, i64, listed, many, q, sent, text
 
@@ -22,14 +23,17 @@ CUTS = st.lists(st.integers(1, 20), max_size=3)
 
 
 class Machine(RuleBasedStateMachine):
-    """Four clients of one key space.  ``waits`` is the model's: who, and which keys have not come, oldest first."""
+    """Four clients of one key space.
+
+    ``waits`` is the model's, oldest first: who, which keys have not come, and how many had not when it began.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.space = KeySpace(lambda: 0.0)
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, list[bytes]] = {}
-        self.waits: list[tuple[int, set[bytes]]] = []
+        self.waits: list[tuple[int, set[bytes], int]] = []
         self.clients = [self.connected() for _ in range(4)]
         # What the model says that each client is to get in this step.
         self.due = [b""] * 4
@@ -123,7 +127,7 @@ class Machine(RuleBasedStateMachine):
     def waits_for(self, who: int, keys: list[bytes], cuts: list[int]) -> None:
         missing = {key for key in keys if not self.there(key)}
         if missing:
-            self.waits.append((who, missing))
+            self.waits.append((who, missing, len(missing)))
         self.step(who, many(Opcode.WAIT, *keys), cuts, b"" if missing else b"\0")
 
     @rule(who=CLIENTS, key=KEYS, world=st.integers(0, 4), cuts=CUTS)
@@ -136,7 +140,7 @@ class Machine(RuleBasedStateMachine):
             self.due[who] += b"\0"
         else:
             self.values[key] = b"%d" % (number + 1)
-            self.waits.append((who, {key}))
+            self.waits.append((who, {key}, 1))
         self.step(who, q(Opcode.BARRIER, key, world), cuts)
 
     @rule(who=CLIENTS)
@@ -178,12 +182,12 @@ class Machine(RuleBasedStateMachine):
         queued = sum(len(key) + sum(map(len, items)) for key, items in self.queues.items())
         assert self.space.stored == queued + sum(len(key) + len(value) for key, value in self.values.items())
         assert self.space.items == sum(map(len, self.queues.values()))
-        named = set[bytes]().union(*(missing for _, missing in self.waits))
-        assert self.space.held == sum(map(len, named))
+        named = set[bytes]().union(*(missing for _, missing, _ in self.waits))
+        assert self.space.held == sum(map(len, named)) + WAIT_BYTES * sum(first for *_, first in self.waits)
         counted = {each.key: each.clients for each in self.space.waiting()}
-        assert counted == {key.decode(): sum(key in missing for _, missing in self.waits) for key in named}
+        assert counted == {key.decode(): sum(key in missing for _, missing, _ in self.waits) for key in named}
         waiting = [client.waiting for client in self.clients]
-        assert waiting == [any(who == each for each, _ in self.waits) for who in range(4)]
+        assert waiting == [any(who == each for each, *_ in self.waits) for who in range(4)]
 
 
 def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
