@@ -40,6 +40,7 @@ MAX_STATE: Final = 64 * 1024 * 1024
 """Bytes of a state that are read."""
 MISSES: Final = 3
 """Questions in a row without an answer before a watched controller is gone."""
+AFTER_RUN_HINT: Final = "it ends with its run, unless it has --after-run hold or rearm: its log has the run's end"
 
 Say = Callable[[str], object]
 
@@ -126,7 +127,8 @@ async def _watch(
             if last is None:
                 raise
             if misses == MISSES:
-                raise NoAnswerError(f"the controller has gone, its run was {_shown(last.phase)}: {error}") from None
+                gone = f"the controller has gone, its run was {_shown(last.phase)}"
+                raise NoAnswerError(f"{gone}: {error}; {AFTER_RUN_HINT}") from None
         else:
             misses = 0
             if last is None or _still(state) != _still(last):
@@ -135,6 +137,8 @@ async def _watch(
                 _show(answer, state, say, as_json)
             last = state
             if state.is_over:
+                for line in [] if as_json else await _more(http, controller, state):
+                    say(line)
                 return OK
         await deferLater(clock, every)
 

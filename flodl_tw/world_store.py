@@ -39,7 +39,10 @@ class WorldStore:
         return address.shown in self._addresses or (address.loopback and self._loopback)
 
     def view(self) -> dict[str, Any]:
-        """What ``store.json`` says of it: counts, bytes, and what is waited for, the longest (in seconds) first."""
+        """What ``store.json`` says of it: counts, bytes, and what is waited for, the longest (in seconds) first.
+
+        ``held_bytes`` is what waits and unfinished queries count, which the cap of bytes covers, too.
+        """
         keys = self.keys
         return {
             "world_size": self._world_size,
@@ -47,7 +50,8 @@ class WorldStore:
             "workers": keys.workers,
             "keys": keys.key_count,
             "queue_items": keys.items,
-            "bytes": keys.stored + keys.held,
+            "bytes": keys.stored,
+            "held_bytes": keys.held,
             "max_keys": keys.limits.total_keys,
             "max_bytes": keys.limits.total_bytes,
             "waiting": [

@@ -151,7 +151,7 @@ class StatusTests(OperateTestCase):
             [
                 f"failed: rank 0 of host 'gpu-a' exited with code 1 ({told})",
                 f"rank 0 died of {told}",
-                "store: 0 of 1 rank came, 0 keys, 6 bytes",
+                "store: 0 of 1 rank came, 0 keys, 0 bytes",
                 "  1 client waiting for /ready, 7 s so far",
             ],
         )
@@ -273,6 +273,19 @@ class WatchTests(OperateTestCase):
         self.assertEqual(self.successResultOf(watching), 0)
         self.assertIn("The run at 127.0.0.1:29500 is done: every rank has exited with 0.", self.said)
 
+    def test_its_last_lines_say_why_the_run_failed(self) -> None:
+        door = self.door(settings=window(target_ranks=1))
+        watching = self.watch(self.http(door), door.clock)
+        dial = door.dial()
+        dial.join()
+        door.turn()
+        dial.messages()
+        dial.send(dial.talk.exited(0, 3))
+        door.turn()
+        door.clock.advance(2)
+        self.assertEqual(self.successResultOf(watching), 0)
+        self.assertEqual(self.said[-1], "failed: rank 0 of host 'gpu-a' exited with code 3")
+
     def test_a_controller_that_was_never_there(self) -> None:
         self.assertEqual(self.successResultOf(self.watch(HTTPClient(FailingAgent()), Clock())), 1)
         self.assertEqual(self.said, [REFUSED])
@@ -288,7 +301,12 @@ class WatchTests(OperateTestCase):
             http.get = get
             self.assertEqual(self.after(clock, 2), [])
         self.assertNoResult(watching)
-        self.assertEqual(self.after(clock, 2), [f"the controller has gone, its run was waiting: {REFUSED}"])
+        (line,) = self.after(clock, 2)
+        self.assertEqual(
+            line,
+            f"the controller has gone, its run was waiting: {REFUSED}; "
+            "it ends with its run, unless it has --after-run hold or rearm: its log has the run's end",
+        )
         self.assertEqual(self.successResultOf(watching), 1)
 
 

@@ -371,10 +371,10 @@ class TestBreach(StoringTestCase):
             with self.subTest(name):
                 door = self.formed(limits=StoreLimits(total_bytes=MIB))
                 client = self.client(door, data=b"\1" + text(b"/k") + i64(2 * MIB) + bytes(1000))
-                self.assertGreater(self.view(door)["bytes"], 1000)
+                self.assertGreater(self.view(door)["held_bytes"], 1000)
                 client.send(end)
                 client.reset()
-                self.assertEqual(self.view(door)["bytes"], 0)
+                self.assertEqual(self.view(door)["held_bytes"], 0)
 
     def test_who_waits_and_is_closed_is_not_woken(self) -> None:
         door = self.formed()
