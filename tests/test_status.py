@@ -302,7 +302,7 @@ class WorldTests(StatusTestCase):
         )
         text = self.request(PAGE, door=door).body.decode()
         self.assertIn(
-            "<h2>Store</h2><p>2 of 2 ranks came to the store; it has 2 connections, 1 key and 12 bytes</p>"
+            "<h2>Store</h2><p>2 of 2 ranks came to the store; it has 2 connections, 1 key and 6 bytes</p>"
             "<p>2 clients have been waiting for /&lt;b&gt;&amp;\\x00, the first for 40 s</p>",
             text,
         )
