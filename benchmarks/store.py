@@ -1,8 +1,8 @@
 """torch's store on our port beside torch's own: queries, what one costs, crowds, large values, wake-ups, memory.
 
 Everything runs on the loopback, each server in a process of its own: the real
-``twistd``, which has formed a world of one host, and ``TCPStore`` with libuv
-where a Python with torch is found.  The load is this process, which speaks the
+``twistd``, which has formed a world of one host, ``TCPStore`` with libuv where
+a Python with torch is found, and Twisted with nothing behind it.  The load is this process, which speaks the
 store's bytes over plain sockets and is the same for both.  The servers take
 turns in every round, so the ratios are what to compare; the rate of 64 clients
 is that of the load as much as of the server, the CPU a query is the server's own.
@@ -22,11 +22,13 @@ import socket
 import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from agent import cpu_secs
 from join import PATIENCE, Server, close_all, controller, hello, row
@@ -63,6 +65,26 @@ pathlib.Path("version").write_text(torch.__version__)
 pathlib.Path("part").write_text(str(store.port))
 pathlib.Path("part").rename("port")
 sys.stdin.read()
+"""
+FLOOR_SERVER = """
+import pathlib
+from twisted.internet import protocol, reactor
+
+class Floor(protocol.Protocol):
+    answer = b"echo"
+
+    def connectionMade(self):
+        self.transport.setTcpNoDelay(True)
+
+    def dataReceived(self, data):
+        self.transport.write(self.answer)
+        self.answer = b"\\0"
+
+factory = protocol.Factory.forProtocol(Floor)
+port = reactor.listenTCP(0, factory, backlog=4096, interface="127.0.0.1")
+pathlib.Path("part").write_text(str(port.getHost().port))
+pathlib.Path("part").rename("port")
+reactor.run()
 """
 
 # The bytes of a client
@@ -143,6 +165,19 @@ def torch_store(python: Path) -> Iterator[tuple[Server, str]]:
                 process.stdin.close()
 
 
+@contextlib.contextmanager
+def floor() -> Iterator[Server]:
+    """Twisted and nothing else: a byte for whatever comes, which is what a WAIT for a key that is there gets."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        process = subprocess.Popen([sys.executable, "-I", "-c", FLOOR_SERVER], cwd=folder)
+        try:
+            yield Server(process, Path(folder, "port"), started)
+        finally:
+            process.kill()
+            process.wait()
+
+
 def find_torch(named: str | None) -> Path | None:
     """The Python with torch that is named, or the newest one in the cache folder."""
     if named is not None:
@@ -192,6 +227,10 @@ def mixed(index: int) -> list[Step]:
 def present(index: int) -> list[Step]:
     """WAIT for a key that is there."""
     return [((wait(b"/worker/%d/key" % index),), 1)]
+
+
+Load = tuple[str, Callable[[int], list[Step]]]
+"""Its name, and what client number so-and-so asks round and round."""
 
 
 class Asker:
@@ -276,9 +315,13 @@ def dial_at_once(port: int, count: int) -> tuple[float, list[socket.socket]]:
 # What is measured
 
 
-def queries(server: Server, measured: Measured, clients: int, seconds: float) -> None:
-    """The two loads, one after the other, on the same connections' keys."""
-    for name, steps in (("SET, GET, ADD", mixed), ("WAIT for what is there", present)):
+MIXED: Final = ("SET, GET, ADD", mixed)
+PRESENT: Final = ("WAIT for what is there", present)
+
+
+def queries(server: Server, measured: Measured, clients: int, seconds: float, *loads: Load) -> None:
+    """The loads, one after the other, on the same connections' keys."""
+    for name, steps in loads:
         askers = [Asker(server.port, steps(index)) for index in range(clients)]
         rate, cost = drive(server, askers, seconds)
         close_all([asker.sock for asker in askers])
@@ -362,6 +405,7 @@ def main() -> None:
             server, version = stack.enter_context(torch_store(python))
             servers.append((server, torch))
             print(f"Beside torch {version}.\n")
+        twisted, bare = stack.enter_context(floor()), Measured()
         for server, measured in servers:
             memory(server, measured, count)
         for number in range(arguments.rounds):
@@ -369,13 +413,19 @@ def main() -> None:
                 print(f"The machine is slow: {number} of {arguments.rounds} rounds.\n")
                 break
             for server, measured in servers:
-                queries(server, measured, 1, arguments.seconds)
-                queries(server, measured, 64, arguments.seconds)
+                for clients in (1, 64):
+                    queries(server, measured, clients, arguments.seconds, MIXED, PRESENT)
                 wakeups(server, measured, number * WAKEUPS)
                 large_value(server, measured)
                 crowd(server, measured, count)
+            for clients in (1, 64):
+                queries(twisted, bare, clients, arguments.seconds, PRESENT)
     print("| what | median | spread | torch | ratio to torch | aim |\n| --- | --- | --- | --- | --- | --- |")
     table(ours, torch)
+    print("\n| what | median | spread | bare Twisted | ratio to it | aim |\n| --- | --- | --- | --- | --- | --- |")
+    for name, figures in bare.figures.items():
+        if "CPU" in name:
+            row(name, ours.figures[name], figures, "µs", "")
 
 
 if __name__ == "__main__":
