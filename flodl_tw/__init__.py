@@ -11,7 +11,7 @@ web/             the status channel: state.json, the page, the operator's start
 limits.py        every deadline and cap
 agent/           the worker's side: dial, join, the host's ranks, their end
 cli.py           the ``flodl-tw`` command line; commands/ does what it says, operate.py asks a controller,
-                 standalone.py is ``run``
+                 standalone.py is ``run``, rehearsal.py is ``rehearse``
 tap.py           the options of ``twistd flodl-controller``, where the parts meet
 testing.py       fakes for tests and demos: hosts, links, a controller on a clock
 """

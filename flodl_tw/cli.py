@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from flodl_tw import __version__
-from flodl_tw.commands import operator, worker
+from flodl_tw.commands import operator, rehearse, token, worker
 from flodl_tw.commands.common import PERMANENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.window import SettingError
@@ -32,6 +32,7 @@ HOST_OPTIONS: Final = (
     ("model-sig", "HEX", "model signature, 64 hex digits"),
     ("data-path", "PATH", "where the data is on this host"),
     ("gpu-ram-share", "F", "share of the host's memory for an integrated GPU"),
+    ("fdl-yml", "FILE", "fdl.yml whose join: block has what neither options nor environment say"),
 )
 DEVICE_OPTIONS: Final = (
     ("devices", "LIST", "devices to offer: all, positions such as 0,2, or GPU-… and MIG-… names [default: all]"),
@@ -42,7 +43,13 @@ RANK_OPTIONS: Final = (
     ("log-dir", "FOLDER", "where each rank's output goes, too: rank.NNN.out and rank.NNN.err"),
 )
 TOKEN_OPTION: Final = HOST_OPTIONS[1]
-COMMANDS: Final = ("join", "run", "status", "start", "abort")
+REHEARSE_OPTIONS: Final = (
+    ("hosts", "N", "simulated hosts [default: 4]"),
+    ("gpus", "N", "GPUs that each of them claims [default: 8]"),
+    ("bad", "KINDS", "one more host of each kind, to be refused: nccl, vendor, dataset, duplicate, or a comma list"),
+    ("secs", "N", "how long the ranks train once the world has formed [default: 60]"),
+)
+COMMANDS: Final = ("join", "run", "status", "start", "abort", "rehearse", "token")
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,7 +89,8 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     join = _command(commands, "join", "join this host, and run a rank of PROGRAM on each device", worker.join)
     join.usage = "flodl-tw join HOST[:PORT] [options] -- PROGRAM [ARGS...]"
-    join.add_argument("controller", metavar="HOST[:PORT]", help=f"the controller [port: {DEFAULT_PORT}]")
+    where = f"the controller [port: {DEFAULT_PORT}]; may be left out where --fdl-yml tells it"
+    join.add_argument("controller", metavar="HOST[:PORT]", nargs="?", help=where)
     _add(join, (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS))
     join.add_argument("--persist", action="store_true", default=None, help="dial again after each run or failure")
     join.add_argument("--check", action="store_true", default=None, help="ask whether this host would be admitted")
@@ -95,6 +103,7 @@ def make_parser() -> Parser:
         ("status", "what the controller says of its run", operator.status),
         ("start", "close the join window: the operator's start", operator.start),
         ("abort", "end the run, on every host", operator.abort),
+        ("rehearse", "simulated hosts without GPUs, to try what watches a controller", rehearse.rehearse),
     ):
         sub = _command(commands, name, text, command)
         sub.add_argument("address", metavar="HOST[:PORT]", nargs="?", help=f"[default: 127.0.0.1:{DEFAULT_PORT}]")
@@ -103,8 +112,14 @@ def make_parser() -> Parser:
             sub.add_argument("--watch", action="store_true", default=None, help="again whenever it changes")
         else:
             _add(sub, (TOKEN_OPTION,))
+        if name == "rehearse":
+            _add(sub, REHEARSE_OPTIONS)
         if name == "abort":
             sub.add_argument("--reason", metavar="TEXT", help="what every host and log is told")
+    made = _command(commands, "token", "make a file with a new token, for a controller and its workers", token.make)
+    made.add_argument(
+        "file", metavar="FILE", nargs="?", default=token.DEFAULT_FILE, help=f"[default: {token.DEFAULT_FILE}]"
+    )
     return parser
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
+
+from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
+from flodl_tw.core.window import SettingError
 
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""
@@ -12,6 +18,38 @@ PERMANENT: Final = 2
 def say(line: str) -> None:
     """A line of ours, on standard error."""
     print(f"flodl-tw: {line}", file=sys.stderr)
+
+
+class Printer:
+    """Lines on standard output, as its encoding and its reader let them out."""
+
+    failed = False
+    """Whether a line could not be written."""
+
+    def show(self, line: str) -> None:
+        """Write a line; where its reader has gone, die of it as any program does."""
+        try:
+            print(line, flush=True)
+        except UnicodeEncodeError:
+            print(line.encode("ascii", "backslashreplace").decode(), flush=True)
+        except BrokenPipeError:
+            # Its reader has seen enough; what Python still holds of it goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        except OSError as error:
+            say(f"standard output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            self.failed = True
+
+
+def controller_of(options: Mapping[str, Any]) -> tuple[str, int]:
+    """The host and port of the controller that a command names; this machine's where it names none."""
+    address = options.get("address") or f"127.0.0.1:{DEFAULT_PORT}"
+    try:
+        return parse_endpoint(address)
+    except ValueError as error:
+        raise SettingError("HOST[:PORT]", repr(address), str(error), "name the controller") from None
 
 
 def make_reactor() -> Any:

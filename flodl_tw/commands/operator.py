@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.commands.common import make_reactor, say
-from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
-from flodl_tw.core.window import SettingError
+from flodl_tw.commands.common import Printer, controller_of, make_reactor, say
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
@@ -21,12 +17,7 @@ def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> Contr
     from flodl_tw.agent.settings import Texts, given_token
     from flodl_tw.operate import Controller
 
-    address = options.get("address") or f"127.0.0.1:{DEFAULT_PORT}"
-    try:
-        host, port = parse_endpoint(address)
-    except ValueError as error:
-        raise SettingError("HOST[:PORT]", repr(address), str(error), "name the controller") from None
-    return Controller(host, port, given_token(Texts(options, environ), environ))
+    return Controller(*controller_of(options), given_token(Texts(options, environ), environ))
 
 
 def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
@@ -38,22 +29,7 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
 
     reactor = make_reactor()
     status = [1]
-    unwritten: list[str] = []
-
-    def show(line: str) -> None:
-        try:
-            print(line, flush=True)
-        except UnicodeEncodeError:
-            print(line.encode("ascii", "backslashreplace").decode(), flush=True)
-        except BrokenPipeError:
-            # Its reader has seen enough; what Python still holds of it goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGPIPE)
-        except OSError as error:
-            say(f"standard output cannot be written: {error.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            unwritten.append(line)
+    printer = Printer()
 
     def finished(result: Any) -> None:
         if isinstance(result, Failure):
@@ -62,10 +38,12 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
             status[0] = result
         reactor.stop()
 
-    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(question(make_http(reactor), show)).addBoth(finished))
+    reactor.callWhenRunning(
+        lambda: Deferred.fromCoroutine(question(make_http(reactor), printer.show)).addBoth(finished)
+    )
     # Nothing here outlives a signal, so each does what it does to any program.
     reactor.run(installSignalHandlers=False)
-    return 1 if unwritten else status[0]
+    return 1 if printer.failed else status[0]
 
 
 def check(settings: AgentSettings, choice: Choice) -> int:

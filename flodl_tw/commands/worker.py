@@ -16,26 +16,41 @@ from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
+    from flodl_tw.agent.fdl_yml import JoinFile
     from flodl_tw.agent.gpu_tools import Asking
-    from flodl_tw.agent.settings import AgentSettings
+    from flodl_tw.agent.settings import AgentSettings, Texts
 
 
-def _asking(options: Mapping[str, Any], environ: Mapping[str, str]) -> Asking | None:
+def _asking(texts: Texts, environ: Mapping[str, str]) -> Asking | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
     from flodl_tw.agent.gpu_tools import Asking
-    from flodl_tw.agent.settings import Texts
 
-    return None if Texts(options, environ).get("nproc") is not None else Asking(environ)
+    return None if texts.get("nproc") is not None else Asking(environ)
 
 
-def _choice(options: Mapping[str, Any], environ: Mapping[str, str], asking: Asking | None) -> Choice:
+def _choice(texts: Texts, environ: Mapping[str, str], asking: Asking | None) -> Choice:
     from flodl_tw.agent.devices import Inventory, choose
+
+    nproc = texts.whole("nproc", 1, 256)
+    inventory = Inventory(None, ()) if asking is None else asking.inventory()
+    devices = texts.get("devices")
+    if devices is None or (nproc is not None and texts.by_file("devices")):
+        # A file's devices are what is offered where nothing else says more.
+        return choose(None, nproc, inventory, environ)
+    return choose(devices, nproc, inventory, environ, where=texts.source("devices"))
+
+
+def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFile | None:
+    """What the file of ``--fdl-yml`` says; YAML is imported for it alone."""
     from flodl_tw.agent.settings import Texts
 
     texts = Texts(options, environ)
-    nproc = texts.whole("nproc", 1, 256)
-    inventory = Inventory(None, ()) if asking is None else asking.inventory()
-    return choose(texts.get("devices"), nproc, inventory, environ)
+    path = texts.get("fdl-yml")
+    if path is None:
+        return None
+    from flodl_tw.agent.fdl_yml import read_join_file
+
+    return read_join_file(path, texts.source("fdl-yml"))
 
 
 def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
@@ -43,13 +58,19 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     from flodl_tw.agent.gpu_tools import installed_nccl
     from flodl_tw.agent.settings import Texts, read_settings
 
-    checks = Texts(options, environ).flag("check")
+    asking = _asking(Texts(options, environ), environ)
+    file = _join_file(options, environ)
+    texts = Texts(options, environ, file.texts if file else None)
+    checks = texts.flag("check")
     if checks and not program:
         program = ["true"]
-    asking = _asking(options, environ)
-    settings, warnings = read_settings(options, program, environ, nccl=installed_nccl(sys.path))
-    choice = _choice(options, environ, asking)
-    for note in (*warnings, *choice.notes):
+    notes: list[str] = []
+    if file is not None:
+        program, notes = file.command(program)
+        notes = [*file.notes, *notes]
+    settings, warnings = read_settings(options, program, environ, nccl=installed_nccl(sys.path), file=file)
+    choice = _choice(texts, environ, asking)
+    for note in (*notes, *warnings, *choice.notes):
         say(note)
     if checks:
         return check(settings, choice)
@@ -61,7 +82,7 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
     from flodl_tw.agent.bootstrap import PROBE_VARIABLE, read_bootstrap
     from flodl_tw.agent.devices import numbered
     from flodl_tw.agent.gpu_tools import Asking, installed_nccl
-    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, find_program, read_settings
+    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_settings
 
     if BOOTSTRAP_VARIABLE not in environ:
         if environ.get(PROBE_VARIABLE):
@@ -70,12 +91,13 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
             BOOTSTRAP_VARIABLE, "", "it is not set", "start this by fdl join --bin, or use flodl-tw join"
         )
     orders = read_bootstrap(environ[BOOTSTRAP_VARIABLE])
-    asking = _asking({}, environ)
+    texts = Texts({}, environ)
+    asking = _asking(texts, environ)
     settings, warnings = read_settings(
         orders.options, program, environ, nccl=installed_nccl(sys.path), token=orders.token
     )
     if orders.local_devices is None:
-        choice = _choice({}, environ, asking)
+        choice = _choice(texts, environ, asking)
     else:
         choice = numbered(orders.local_devices, (asking or Asking(environ)).inventory())
     for note in (*warnings, *choice.notes):
@@ -127,8 +149,10 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
 
 def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``run``: a whole world on this machine."""
+    from flodl_tw.agent.settings import Texts
     from flodl_tw.standalone import own_environ, run_world
 
     environ = own_environ(environ)
-    asking = _asking(options, environ)
-    return run_world(make_reactor(), options, program, environ, lambda: _choice(options, environ, asking))
+    texts = Texts(options, environ)
+    asking = _asking(texts, environ)
+    return run_world(make_reactor(), options, program, environ, lambda: _choice(texts, environ, asking))

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from flodl_tw import cli
-from flodl_tw.commands import operator, worker
+from flodl_tw.commands import operator, rehearse, worker
 
 TOKEN = "00112233445566778899aabbccddeeff"
 NOT_SHOWN = (
@@ -25,7 +25,18 @@ NOT_SHOWN = (
 WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     # a command, and its line: the whole of it, or how it begins where it ends in "; "
     ((), "the following arguments are required: COMMAND; flodl-tw --help lists the options"),
-    (("join",), "the following arguments are required: HOST[:PORT]; flodl-tw join --help lists the options"),
+    (
+        ("join", "--", "true"),
+        "HOST[:PORT]: there is none; name the controller, or a file whose join: block does with --fdl-yml",
+    ),
+    (("join", "--fdl-yml"), "argument --fdl-yml: expected one argument; flodl-tw join --help lists the options"),
+    (
+        ("join", "--fdl-yml", "/nonexistent/fdl.yml", "--", "true"),
+        "--fdl-yml /nonexistent/fdl.yml: it cannot be read (No such file or directory); check the path and its owner",
+    ),
+    (("run", "--fdl-yml", "x", "--", "true"), "unrecognized arguments: --fdl-yml x; "),
+    (("token", "a", "b"), "unrecognized arguments: b; flodl-tw token --help lists the options"),
+    (("token", "--mode", "644"), "unrecognized arguments: --mode; "),
     (("join", "gpu-a", "--nprocs", "1"), "unrecognized arguments: --nprocs 1; "),
     (("join", "gpu-a", "--nproc"), "argument --nproc: expected one argument; flodl-tw join --help lists the options"),
     (("join", "gpu-a", "--persis"), "unrecognized arguments: --persis; "),
@@ -61,6 +72,20 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
         "HOST[:PORT] 'gpu-a:x': 'gpu-a:x' has the port 'x', the limits are 1 and 65535: write HOST:PORT; "
         "name the controller",
     ),
+    (
+        ("rehearse", "gpu-a:x"),
+        "HOST[:PORT] 'gpu-a:x': 'gpu-a:x' has the port 'x', the limits are 1 and 65535: write HOST:PORT; "
+        "name the controller",
+    ),
+    (
+        ("rehearse", "--hosts", "4097"),
+        "--hosts '4097': the limits are 1 and 4096; give a whole number between them",
+    ),
+    (
+        ("rehearse", "--bad", "model"),
+        "--bad 'model': the kinds are nccl, vendor, dataset, duplicate; give some of them, with commas between",
+    ),
+    (("rehearse", "gpu-a", "--model-sig", "x"), "unrecognized arguments: --model-sig x; "),
 )
 
 
@@ -94,7 +119,7 @@ class CommandTestCase(unittest.TestCase):
             calls.append((options, program, environ))
             return 7
 
-        module = worker if command in ("join", "run") else operator
+        module = {"join": worker, "run": worker, "rehearse": rehearse}.get(command, operator)
         with mock.patch.object(module, command, record):
             self.assertEqual(self.run_main(command, *words), (7, ""))
         return calls[0]
@@ -112,6 +137,7 @@ class TestSecrets(CommandTestCase):
             ("start", f"--token={TOKEN}"),
             ("abort", "gpu-a", "--reason", "x", "--token", TOKEN),
             ("status", "--token", TOKEN),
+            ("rehearse", "--hosts", "2", "--token", TOKEN),
             ("run", "-n", "2", "--token", TOKEN, "--", "true"),
         ):
             with self.subTest(words[0], words=len(words)):
@@ -207,8 +233,25 @@ class TestWords(CommandTestCase):
                 options, program, _ = self.called("run", *words, "--hosts", "2", "--", "true")
                 self.assertEqual((options["nproc"], options["hosts"], program), ("4", "2", ["true"]))
 
+    def test_a_rehearsal_has_few_options(self) -> None:
+        words = ("--hosts", "32", "--gpus=8", "--bad", "nccl,vendor", "--secs", "5", "--token-file", "x")
+        options, _, _ = self.called("rehearse", "gpu-a:1", *words)
+        self.assertEqual(
+            options,
+            {
+                "command": "rehearse",
+                "run": options["run"],
+                "address": "gpu-a:1",
+                "hosts": "32",
+                "gpus": "8",
+                "bad": "nccl,vendor",
+                "secs": "5",
+                "token-file": "x",
+            },
+        )
+
     def test_the_operator_s_commands_take_an_address_or_none(self) -> None:
-        for command in ("status", "start", "abort"):
+        for command in ("status", "start", "abort", "rehearse"):
             with self.subTest(command):
                 self.assertIsNone(self.called(command)[0]["address"])
                 self.assertEqual(self.called(command, "gpu-a:1")[0]["address"], "gpu-a:1")

@@ -1,0 +1,144 @@
+"""``rehearse``: hosts that are none, against a running controller."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flodl_tw.commands.common import Printer, controller_of, make_reactor, say
+from flodl_tw.core.window import SettingError
+
+if TYPE_CHECKING:
+    from flodl_tw.agent.settings import Texts
+    from flodl_tw.rehearsal import Rehearsal
+    from flodl_tw.rehearsed import Bad, Plan
+
+MOST_HOSTS: Final = 4096
+MOST_GPUS: Final = 256
+MOST_SECS: Final = 7 * 24 * 3600
+SPARE_DESCRIPTORS: Final = 64
+"""What this process needs beside a connection a host."""
+
+
+def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+    """Join simulated hosts to a controller, train for a while, and tell whether all went as it should."""
+    from flodl_tw.agent.dial import ATTEMPTS, Dialer
+    from flodl_tw.limits import Limits, scaled
+    from flodl_tw.rehearsal import Rehearsal
+
+    plan = read_plan(options, environ)
+    reactor = make_reactor()
+    dialer = Dialer(
+        reactor,
+        *plan.controller,
+        attempts=scaled(ATTEMPTS, plan.scale),
+        connect_secs=Limits.at(plan.scale).connect,
+        say=once(say),
+    )
+    printer = Printer()
+    status = _run(reactor, Rehearsal(reactor, plan, dialer.dial, printer.show, say))
+    return 1 if printer.failed else status
+
+
+def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
+    """What is to be rehearsed; SettingError for the first option that cannot be used."""
+    from flodl_tw.agent.settings import Texts, given_token
+    from flodl_tw.limits import SCALE_VARIABLE, parse_scale
+    from flodl_tw.rehearsed import GPUS, HOSTS, SECS, Plan
+
+    texts = Texts(options, environ)
+    controller = controller_of(options)
+    scale, warning = parse_scale(environ.get(SCALE_VARIABLE))
+    if warning is not None:
+        say(warning)
+    secs = texts.decimal("secs", MOST_SECS)
+    plan = Plan(
+        controller,
+        hosts=texts.whole("hosts", 1, MOST_HOSTS) or HOSTS,
+        gpus=texts.whole("gpus", 1, MOST_GPUS) or GPUS,
+        bad=_kinds(texts),
+        secs=SECS if secs is None else secs,
+        token=given_token(texts, environ),
+        scale=scale,
+    )
+    _check_descriptors(texts, plan)
+    return plan
+
+
+def _kinds(texts: Texts) -> tuple[Bad, ...]:
+    from flodl_tw.rehearsed import Bad
+
+    known = {bad.kind: bad for bad in Bad}
+    words = [word.strip() for word in (texts.get("bad") or "").split(",")]
+    if words == [""]:
+        return ()
+    if not set(words) <= set(known):
+        raise texts.wrong("bad", f"the kinds are {', '.join(known)}", "give some of them, with commas between")
+    return tuple(known[word] for word in dict.fromkeys(words))
+
+
+def _check_descriptors(texts: Texts, plan: Plan) -> None:
+    from flodl_tw import sockets
+
+    most = sockets.raise_descriptor_limit() - SPARE_DESCRIPTORS
+    if plan.hosts + len(plan.bad) > most:
+        raise SettingError(
+            texts.source("hosts"),
+            plan.hosts,
+            f"this process may open enough connections for {max(most, 0)}",
+            "give fewer, or raise the limit with ulimit -n",
+        )
+
+
+def once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """The same, but no line twice: many hosts meet with the same fault."""
+    told: set[str] = set()
+
+    def tell_once(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            tell(line)
+
+    return tell_once
+
+
+def _run(reactor: Any, rehearsal: Rehearsal) -> int:
+    """Run the reactor until the rehearsal is over; gives its exit status."""
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    status = [1]
+
+    def finished(result: Any) -> None:
+        if isinstance(result, Failure):
+            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
+        else:
+            status[0] = result
+        reactor.stop()
+
+    def begin() -> None:
+        _catch_signals(reactor, rehearsal.stop)
+        Deferred.fromCoroutine(rehearsal.run()).addBoth(finished)
+
+    reactor.callWhenRunning(begin)
+    reactor.run()
+    return status[0]
+
+
+def _catch_signals(reactor: Any, stop: Callable[[str], None]) -> None:
+    """Have ``stop`` called with the name of each SIGTERM and SIGINT.  It follows on the reactor's own handlers."""
+    from flodl_tw.agent.main import SAME_SECS
+    from flodl_tw.agent.outcome import signal_name
+    from flodl_tw.agent.processes import ENDING
+
+    last: dict[int, float] = dict.fromkeys(ENDING, -SAME_SECS)
+
+    def came(number: int) -> None:
+        before, last[number] = last[number], reactor.seconds()
+        if last[number] >= before + SAME_SECS:
+            stop(signal_name(number))
+
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda received, frame: reactor.callFromThread(came, received))
