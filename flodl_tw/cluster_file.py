@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from flodl_tw.cluster_nodes import Block, Value, compose, read_text, shown
+from flodl_tw.cluster_nodes import Block, Value, read_document, shown
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.state_folder import parse_token
 
@@ -239,14 +239,13 @@ def _check_trust(block: Block, join: JoinBlock) -> None:
         raise block.values["tunnel_only"].error("it needs discovery: true", way_out)
 
 
-def _token(value: Value | None) -> bytes | None:
+def read_token(value: Value | None, shown: str = "") -> bytes | None:
     """The token; a scalar's text as it stands, since 32 decimal digits are a token as well."""
     if value is None:
         return None
-    where = f"{value.spot.file}: {value.spot.path} (line {value.spot.line})"
     if value.scalar is None:
         raise value.spot.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
-    return parse_token(value.scalar, "--cluster", where)
+    return parse_token(value.scalar, str(value.spot), shown)
 
 
 def _cluster(block: Block) -> ClusterFile:
@@ -264,7 +263,7 @@ def _cluster(block: Block) -> ClusterFile:
         host=host,
         port=DEFAULT_PORT if port is None else port,
         join=join,
-        token=_token(join_block.values.get("token")),
+        token=read_token(join_block.values.get("token")),
         roster=roster,
         loopback=bool(join.tunnel_only or (roster and all(entry.tunnel for entry in roster.values()))),
         env=block.env(),
@@ -277,5 +276,4 @@ def read_cluster_file(path: str) -> ClusterFile:
 
     Nothing is opened but the file, and no setting's default is filled in but the port's.
     """
-    file = path if path.isprintable() else repr(path)
-    return _cluster(_cluster_block(compose(read_text(path, file), file)))
+    return _cluster(_cluster_block(read_document(path, "--cluster", "cluster")))

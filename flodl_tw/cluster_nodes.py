@@ -1,4 +1,4 @@
-"""A cluster file as nodes that keep their line, read as what each has to be; PyYAML stays here.
+"""A file of flodl's as nodes that keep their line, read as what each has to be; PyYAML stays here.
 
 YAML is read as flodl reads it (1.2: ``no`` is a text, ``010`` too), and JSON is
 YAML enough.  An alias is the node that it names: the walk is as deep as the
@@ -19,6 +19,7 @@ from typing import Any, Final
 import yaml
 
 from flodl_tw.core.window import SettingError
+from flodl_tw.state_folder import shown_path
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
@@ -71,18 +72,22 @@ class Spot:
     file: str
     path: str
     line: int
+    option: str = "--cluster"
+    """The option or variable that named the file."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.path}" if self.path else self.file
+        return f"{self.option} {where} (line {self.line})"
 
     def error(self, limit: str, way_out: str, value: str | None = None) -> SettingError:
-        where = f"{self.file}: {self.path}" if self.path else self.file
-        said = "" if value is None else f" is {value}"
-        return SettingError("--cluster", f"{where} (line {self.line}){said}", limit, way_out)
+        return SettingError(str(self), "" if value is None else f"is {value}", limit, way_out)
 
     def below(self, key: str, node: yaml.Node) -> Spot:
         key = key if re.fullmatch(r"[\w-]+", key) and not _LONG_HEX.search(key) else shown(key)
-        return Spot(self.file, f"{self.path}.{key}" if self.path else key, node.start_mark.line + 1)
+        return replace(self, path=f"{self.path}.{key}" if self.path else key, line=node.start_mark.line + 1)
 
     def item(self, index: int, node: yaml.Node) -> Spot:
-        return Spot(self.file, f"{self.path}[{index}]", node.start_mark.line + 1)
+        return replace(self, path=f"{self.path}[{index}]", line=node.start_mark.line + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,14 @@ class Value:
         return str(self.node.value)
 
     def text(self) -> str:
-        text = self._scalar("str", "write it as a text, in quotes")
+        return self._of_kind("str")
+
+    def plain(self) -> str:
+        """A text, for which flodl takes a number or true as well: as it stands in the file."""
+        return self._of_kind(self.kind if self.kind in ("int", "float", "bool") else "str")
+
+    def _of_kind(self, kind: str) -> str:
+        text = self._scalar(kind, "write it as a text, in quotes")
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
             raise self.error("it has a NUL or half a character", "write it without")
         return text
@@ -192,7 +204,9 @@ class Value:
         return found
 
     def block(self, level: str, *more: str) -> Block:
-        known = (*" ".join(KNOWN_KEYS[level]).split(), *more)
+        return self.block_of((*" ".join(KNOWN_KEYS[level]).split(), *more))
+
+    def block_of(self, known: Sequence[str]) -> Block:
         found = self.entries()
         for name, value in found.items():
             if name not in known:
@@ -288,27 +302,37 @@ for _kind, _pattern in (
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), None)
 
 
-def read_text(path: str, file: str) -> str:
+def read_document(path: str, option: str, block: str) -> Value:
+    """The one document of a file that ``option`` names; ``block`` is what is wanted of it."""
+    file = shown_path(path)
     try:
         with open(path, "rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise Spot(file, "", line).error("it is not UTF-8", "save it as UTF-8") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise SettingError("--cluster", file, f"it cannot be read ({why})", "check the path and its owner") from None
+        raise SettingError(option, file, f"it cannot be read ({why})", "check the path and its owner") from None
     if len(raw) > MAX_BYTES:
         raise SettingError(
-            "--cluster", file, f"it is larger than {MAX_BYTES} bytes", "name the fdl.yml, or its cluster block alone"
+            option, file, f"it is larger than {MAX_BYTES} bytes", f"name the fdl.yml, or its {block} block alone"
         )
-    return text
+    start = Spot(file, "", 1, option)
+    node = _compose(_decode(raw, start), start)
+    if node is None or node.tag == f"{_TAG}null":
+        raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
+    return Value(replace(start, line=node.start_mark.line + 1), node)
 
 
-def compose(text: str, file: str) -> Value:
-    """The file's one document."""
+def _decode(raw: bytes, start: Spot) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise replace(start, line=line).error("it is not UTF-8", "save it as UTF-8") from None
+
+
+def _compose(text: str, start: Spot) -> yaml.Node | None:
     problem, line = "", 1
+    node: yaml.Node | None = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -323,7 +347,5 @@ def compose(text: str, file: str) -> Value:
     if problem:
         # A tag's handle is a text of the file's.
         problem = re.sub("'!.*'", "(not shown)", problem)
-        raise Spot(file, "", line).error(f"it is neither YAML nor JSON: {problem}", "correct that line")
-    if node is None or node.tag == f"{_TAG}null":
-        raise SettingError("--cluster", file, "it is empty", "name a file with a cluster: block")
-    return Value(Spot(file, "", node.start_mark.line + 1), node)
+        raise replace(start, line=line).error(f"it is neither YAML nor JSON: {problem}", "correct that line")
+    return node

@@ -19,7 +19,7 @@ from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSet
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import Limits, parse_scale, scaled
 from flodl_tw.run import OnLoss, RunSettings
-from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file
+from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file, readable_token
 
 if TYPE_CHECKING:
     from flodl_tw.cluster_file import ClusterFile, RosterEntry
@@ -203,10 +203,9 @@ def _open_admission(options: Mapping[str, Any], cluster: ClusterFile | None) -> 
 
 
 def _readable_token(given: Mapping[str, Any], cluster: ClusterFile | None) -> str | None:
-    """A warning for a token that others can read: flodl's own file is usually readable, so it is no refusal."""
-    if cluster is None or cluster.token is None or not Path(given["cluster"]).stat().st_mode & 0o077:
+    if cluster is None or cluster.token is None:
         return None
-    return f"--cluster {given['cluster']}: others can read the token in it; chmod 600 it, or use --token-file"
+    return readable_token("--cluster", given["cluster"])
 
 
 def _worker_fields(entry: RosterEntry, share: float | None) -> WorkerFields:

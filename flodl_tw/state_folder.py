@@ -6,6 +6,7 @@ share a token by accident.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -42,10 +43,17 @@ def _hex_note(token: str) -> str:
     return " with others among them" if len(token) == 2 * SALT_BYTES else ""
 
 
+def shown_path(path: str) -> str:
+    """A file's path for people, on one line."""
+    if _TOKEN.fullmatch(path):
+        # Who took the option for the token itself must not find it in a journal.
+        return "(not shown)"
+    return path if path.isprintable() else repr(path)
+
+
 def read_token_file(path: str, option: str = "--token-file") -> bytes:
     """The token in a file that only its owner can read; anything else is a SettingError that names ``option``."""
-    # Who took the option for the token itself must not find it in a journal.
-    shown = "(not shown)" if _TOKEN.fullmatch(path) else path
+    shown = shown_path(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         # Opening must not wait for a pipe's writer; reading may.
@@ -65,6 +73,33 @@ def read_token_file(path: str, option: str = "--token-file") -> bytes:
             f"chmod 600 {path}",
         )
     return parse_token(text, option, path)
+
+
+def readable_token(option: str, path: str) -> str | None:
+    """A warning where others can read a file of flodl's with a token: it usually is readable, so it is no refusal."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_mode & 0o077:
+            return f"{option} {shown_path(path)}: others can read the token in it; chmod 600 it, or use --token-file"
+    return None
+
+
+def make_token_file(path: str) -> None:
+    """Make a token in a file that is not there yet, its owner's alone from the first moment.
+
+    Raises OSError where that cannot be; no part of a file is left then.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            # An umask may have taken the owner's bits, and some file systems know no owners.
+            os.fchmod(descriptor, 0o600)
+            if os.fstat(descriptor).st_mode & 0o077:
+                raise OSError(errno.EPERM, "others can read whatever is there")
+            file.write(secrets.token_hex(SALT_BYTES) + "\n")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flodl_tw.agent.environ import Group, Seat, rank_environ
+from flodl_tw.agent.fdl_yml import KEYS, UNUSED
 from flodl_tw.cli import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.refusals import Word
 from flodl_tw.core.window import Phase
@@ -58,6 +59,12 @@ class DocumentedTables(unittest.TestCase):
         documented = {name for row in table("docs/agent.md", "option") for name in re.findall(r"--[a-z-]+", row[0])}
         known = {f"--{name}" for name, _, _ in (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS)}
         self.assertEqual(documented, known | {"--persist", "--check"})
+
+    def test_the_agent_page_lists_every_key_of_a_join_block(self) -> None:
+        documented = [key for row in table("docs/agent.md", "key of join:") for key in row[0].split(", ")]
+        self.assertEqual(documented, list(KEYS))
+        text = (ROOT / "docs" / "agent.md").read_text()
+        self.assertEqual([key for key in UNUSED if f"`{key}`" not in text], [])
 
     def test_the_agent_page_lists_every_variable_of_torchrun(self) -> None:
         documented = {name for row in table("docs/agent.md", "variable") for name in row[0].split(", ")}

@@ -26,6 +26,7 @@ CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
 MAX_ENTRIES: Final = 1024
+_MASKS: Final = (CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE)
 SHOWN_CHARS: Final = 80
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -134,17 +135,24 @@ class View:
         return next((number for number, other in self.gpus.items() if one.is_same(other)), None)
 
 
-def choose(option: str | None, nproc: int | None, inventory: Inventory, environ: Mapping[str, str]) -> Choice:
+def choose(
+    option: str | None,
+    nproc: int | None,
+    inventory: Inventory,
+    environ: Mapping[str, str],
+    *,
+    where: str = "--devices",
+) -> Choice:
     """The devices to offer.  ``option`` is the text of ``--devices``, ``nproc`` a count of ranks without GPUs.
 
-    Raises SettingError for what cannot be offered.
+    ``where`` is what gave that text, for people.  Raises SettingError for what cannot be offered.
     """
     if nproc is not None:
         if option is not None:
-            raise SettingError("--nproc", nproc, f"--devices {_shown(option)} asks for GPUs", "drop one of the two")
+            raise SettingError("--nproc", nproc, f"{where} {_shown(option)} asks for GPUs", "drop one of the two")
         return without_gpus(nproc)
     view = _view(inventory, environ)
-    asked = Wish("--devices", "all" if option is None else option.strip())
+    asked = Wish(where, "all" if option is None else option.strip())
     if not view.gpus:
         why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
@@ -243,7 +251,7 @@ def _named(wish: Wish, name: str, view: View, inventory: Inventory) -> Visible:
     if view.masks:
         limit = f"{' and '.join(map(str, view.masks))} does not leave {name} visible"
         raise wish.wrong(limit, "name GPUs that are visible here")
-    if wish.where == "--devices" and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
+    if wish.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
         limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
         raise wish.wrong(limit, "name GPUs that there are, each by enough of its name")
     # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.

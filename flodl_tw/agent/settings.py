@@ -1,7 +1,8 @@
 """What an agent is told: from options, environment and a launcher's bootstrap to settings that can be used.
 
 Every option may come by environment, too: ``--stop-grace`` as
-``FLODL_TW_STOP_GRACE``; the command line wins.  Nothing is dialed here.
+``FLODL_TW_STOP_GRACE``; the command line wins, and over both a file's
+(``fdl_yml.py``).  Nothing is dialed here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flodl_tw.agent.devices import Device
 from flodl_tw.core.addresses import parse_endpoint, show_endpoint
@@ -21,6 +22,9 @@ from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
 from flodl_tw.core.window import SettingError
 from flodl_tw.limits import SCALE_VARIABLE, parse_scale
 from flodl_tw.state_folder import TOKEN_VARIABLE, parse_token, read_token_file
+
+if TYPE_CHECKING:
+    from flodl_tw.agent.fdl_yml import JoinFile
 
 BOOTSTRAP_VARIABLE: Final = "FLODL_INTERNAL_AGENT_JSON"
 HOST_VARIABLE: Final = "FLODL_HOST_NAME"
@@ -76,24 +80,47 @@ class AgentSettings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An option's text in a file, and the place for people: the file, the key and its line."""
+
+    text: str
+    place: str
+
+
 class Texts:
-    """Option texts by name, from the command line or else the environment.
+    """Option texts by name, from the command line, or else the environment, or else a file.
 
     ``source`` names where a value came from, for errors.
     """
 
-    def __init__(self, options: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Placed] | None = None
+    ) -> None:
         self._options = options
         self._environ = environ
+        self._file = file or {}
 
     def get(self, name: str) -> str | None:
         """The option's text, or None where nobody gave it; a variable that is empty gives nothing."""
         given = self._options.get(name)
-        return given if given is not None else self._environ.get(environment_name(name)) or None
+        if given is None:
+            given = self._environ.get(environment_name(name)) or None
+        if given is None and name in self._file:
+            given = self._file[name].text
+        return given
 
     def source(self, name: str) -> str:
-        """The option, or the variable that gave it."""
-        return f"--{name}" if self._options.get(name) is not None else environment_name(name)
+        """The option, or the variable or the place in a file that gave it."""
+        if self._options.get(name) is not None:
+            return f"--{name}"
+        in_file = self.by_file(name)
+        return environment_name(name) if in_file is None else in_file.place
+
+    def by_file(self, name: str) -> Placed | None:
+        """What the file gives, where neither command line nor environment does."""
+        given = self._options.get(name) is not None or self._environ.get(environment_name(name))
+        return None if given else self._file.get(name)
 
     def wrong(self, name: str, limit: str, way_out: str) -> SettingError:
         """The error for the option's value."""
@@ -108,9 +135,9 @@ class Texts:
         """Whether an option without a value is on."""
         if self._options.get(name):
             return True
-        text = (self._environ.get(environment_name(name)) or "").lower()
+        text = (self.get(name) or "").lower()
         if text not in _YES:
-            raise SettingError(environment_name(name), repr(text), "the choices are 1 and 0", "give one of them")
+            raise SettingError(self.source(name), repr(text), "the choices are 1 and 0", "give one of them")
         return _YES[text]
 
     def whole(self, name: str, least: int, most: int) -> int | None:
@@ -186,6 +213,20 @@ def given_token(texts: Texts, environ: Mapping[str, str]) -> bytes | None:
     return None
 
 
+def _controller(options: Mapping[str, Any], file: JoinFile | None) -> tuple[str, int]:
+    given = options.get("controller")
+    if given is None:
+        controller = file.controller() if file else None
+        if controller is None:
+            way_out = "name the controller, or a file whose join: block does with --fdl-yml"
+            raise SettingError("HOST[:PORT]", "", "there is none", way_out)
+        return controller
+    try:
+        return parse_endpoint(given)
+    except ValueError as error:
+        raise SettingError("HOST[:PORT]", shown(given), str(error), "name the controller") from None
+
+
 def _nccl_version(texts: Texts) -> tuple[int, int, int] | None:
     text = texts.get("nccl-version")
     if text is None:
@@ -237,25 +278,24 @@ def read_settings(
     *,
     nccl: tuple[int, int, int] | None = None,
     token: bytes | None = None,
+    file: JoinFile | None = None,
 ) -> tuple[AgentSettings, list[str]]:
     """The settings of an agent, and warnings.
 
     ``options`` holds texts by long name, None for what was not given;
-    ``nccl`` is what the host's own files tell, and ``token`` what a launcher
-    has given.  Raises SettingError for the first that cannot be used.
+    ``nccl`` is what the host's own files tell, ``token`` what a launcher has
+    given, and ``file`` what is to be taken where nothing else says more.
+    Raises SettingError for the first that cannot be used.
     """
-    texts = Texts(options, environ)
+    texts = Texts(options, environ, file.texts if file else None)
     scale, warning = parse_scale(environ.get(SCALE_VARIABLE))
-    try:
-        controller = parse_endpoint(options["controller"])
-    except ValueError as error:
-        raise SettingError("HOST[:PORT]", shown(options["controller"]), str(error), "name the controller") from None
+    controller = _controller(options, file)
     grace = texts.decimal("stop-grace", MAX_GRACE)
     settings = AgentSettings(
         controller=controller,
         host=_host(texts, environ),
         program=find_program(program),
-        token=token or given_token(texts, environ),
+        token=token or given_token(texts, environ) or (file.token() if file else None),
         libtorch=texts.text("libtorch"),
         nccl_version=_nccl_version(texts) or nccl,
         dataset_sig=texts.signature("dataset-sig") or bytes(SIGNATURE_BYTES),

@@ -59,9 +59,9 @@ class MembersJson:
         return self._text
 
 
-def join_commands(endpoint: str, credentialed: bool) -> tuple[str, str]:
+def join_commands(endpoint: str, credentialed: bool, file: str = "FILE") -> tuple[str, str]:
     """The commands that join a worker, this project's and fdl's; neither ever has the token itself."""
-    token_file, token = (" --token-file FILE", " --token …") if credentialed else ("", "")
+    token_file, token = (f" --token-file {file}", " --token …") if credentialed else ("", "")
     return f"flodl-tw join {endpoint}{token_file} -- PROGRAM", f"fdl join {endpoint} --bin PROGRAM{token}"
 
 

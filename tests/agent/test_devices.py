@@ -326,6 +326,16 @@ class WithoutGpus(unittest.TestCase):
             choose("0", 2, EIGHT, {})
         self.assertEqual(str(raised.exception), "--nproc 2: --devices '0' asks for GPUs; drop one of the two")
 
+    def test_what_gave_the_text_is_named(self) -> None:
+        for text, nproc, error in (
+            ("8", None, "fdl.yml: join.devices (line 4) '8': 8 is none of 0 to 7, the GPUs of this host;"),
+            ("GPU-ffff", None, "fdl.yml: join.devices (line 4) 'GPU-ffff': no GPUs of this host have names that begin"),
+            ("0", 2, "--nproc 2: fdl.yml: join.devices (line 4) '0' asks for GPUs; drop one of the two"),
+        ):
+            with self.subTest(text), self.assertRaises(SettingError) as raised:
+                choose(text, nproc, EIGHT, {}, where="fdl.yml: join.devices (line 4)")
+            self.assertIn(error, str(raised.exception))
+
     def test_a_host_without_tools_says_why_it_has_no_gpu(self) -> None:
         for environ in ({}, {CUDA: MIG_A}, {CUDA: "-1"}, {CUDA: "nonsense"}):
             with self.subTest(environ=environ):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flodl_tw.agent.devices import Device
-from flodl_tw.agent.settings import AgentSettings, Texts, environment_name, find_program, read_settings
+from flodl_tw.agent.settings import AgentSettings, Placed, Texts, environment_name, find_program, read_settings
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.window import SettingError
 
@@ -112,6 +112,32 @@ class TestSources(SettingsTestCase):
                 self.assertEqual(getattr(self.settings({}, {variable: other}), field), other_value)
                 self.assertEqual(getattr(self.settings({option: given}, {variable: other}), field), value)
                 self.assertEqual(getattr(self.settings({option: None}, {variable: other}), field), other_value)
+
+    def test_a_file_gives_what_neither_an_option_nor_a_variable_does_and_its_place_is_named(self) -> None:
+        place = "--fdl-yml fdl.yml: join.nproc (line 3)"
+        file = {"nproc": Placed("0", place)}
+        for options, environ, text, source, by_file in (
+            ({}, {}, "0", place, True),
+            ({"nproc": None}, {"FLODL_TW_NPROC": ""}, "0", place, True),
+            ({}, {"FLODL_TW_NPROC": "-1"}, "-1", "FLODL_TW_NPROC", False),
+            ({"nproc": "x"}, {"FLODL_TW_NPROC": "-1"}, "x", "--nproc", False),
+            ({"nproc": ""}, {}, "", "--nproc", False),
+        ):
+            with self.subTest(options=options, environ=environ):
+                texts = Texts(options, environ, file)
+                self.assertEqual((texts.get("nproc"), texts.source("nproc")), (text, source))
+                self.assertIs(texts.by_file("nproc") is not None, by_file)
+                with self.assertRaises(SettingError) as caught:
+                    texts.whole("nproc", 1, 256)
+                error = f"{source} {text!r}: the limits are 1 and 256; give a whole number between them"
+                self.assertEqual(str(caught.exception), error)
+        self.assertIsNone(Texts({}, {}, file).get("host"))
+
+    def test_a_variable_wins_over_a_file_even_where_it_turns_off(self) -> None:
+        for text, of_file, right in (("0", "1", False), ("1", "0", True), ("", "1", True), ("", "0", False)):
+            with self.subTest(text, file=of_file):
+                file = {"persist": Placed(of_file, "fdl.yml")}
+                self.assertIs(Texts({}, {"FLODL_TW_PERSIST": text}, file).flag("persist"), right)
 
     def test_a_variable_is_the_option_in_capitals(self) -> None:
         self.assertEqual(environment_name("stop-grace"), "FLODL_TW_STOP_GRACE")
