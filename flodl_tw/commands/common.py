@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
@@ -62,3 +62,22 @@ def make_reactor() -> Any:
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     clock.seconds = time.monotonic
     return clock
+
+
+def run_to_end(reactor: Any, main: Callable[[], Any], *, handlers: bool) -> int:
+    """Run the reactor, with its own ``handlers`` of signals or without, until ``main``'s coroutine gives a status."""
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    status = [1]
+
+    def finished(result: Any) -> None:
+        if isinstance(result, Failure):
+            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
+        else:
+            status[0] = result
+        reactor.stop()
+
+    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(main()).addBoth(finished))
+    reactor.run(installSignalHandlers=handlers)
+    return status[0]

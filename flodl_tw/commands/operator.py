@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.commands.common import Printer, controller_of, make_reactor, say
+from flodl_tw.commands.common import Printer, controller_of, make_reactor, run_to_end, say
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
@@ -22,28 +22,13 @@ def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> Contr
 
 def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
     """Run one conversation with a controller to its exit status."""
-    from twisted.internet.defer import Deferred
-    from twisted.python.failure import Failure
-
     from flodl_tw.operate import make_http
 
     reactor = make_reactor()
-    status = [1]
     printer = Printer()
-
-    def finished(result: Any) -> None:
-        if isinstance(result, Failure):
-            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
-        else:
-            status[0] = result
-        reactor.stop()
-
-    reactor.callWhenRunning(
-        lambda: Deferred.fromCoroutine(question(make_http(reactor), printer.show)).addBoth(finished)
-    )
     # Nothing here outlives a signal, so each does what it does to any program.
-    reactor.run(installSignalHandlers=False)
-    return 1 if printer.failed else status[0]
+    status = run_to_end(reactor, lambda: question(make_http(reactor), printer.show), handlers=False)
+    return 1 if printer.failed else status
 
 
 def check(settings: AgentSettings, choice: Choice) -> int:

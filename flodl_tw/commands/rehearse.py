@@ -6,12 +6,11 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flodl_tw.commands.common import Printer, controller_of, make_reactor, say
+from flodl_tw.commands.common import Printer, controller_of, make_reactor, run_to_end, say
 from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.settings import Texts
-    from flodl_tw.rehearsal import Rehearsal
     from flodl_tw.rehearsed import Bad, Plan
 
 MOST_HOSTS: Final = 4096
@@ -37,7 +36,9 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
         say=once(say),
     )
     printer = Printer()
-    status = _run(reactor, Rehearsal(reactor, plan, dialer.dial, printer.show, say))
+    rehearsal = Rehearsal(reactor, plan, dialer.dial, printer.show, say)
+    reactor.callWhenRunning(_catch_signals, reactor, rehearsal.stop)
+    status = run_to_end(reactor, rehearsal.run, handlers=True)
     return 1 if printer.failed else status
 
 
@@ -101,29 +102,6 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
             tell(line)
 
     return tell_once
-
-
-def _run(reactor: Any, rehearsal: Rehearsal) -> int:
-    """Run the reactor until the rehearsal is over; gives its exit status."""
-    from twisted.internet.defer import Deferred
-    from twisted.python.failure import Failure
-
-    status = [1]
-
-    def finished(result: Any) -> None:
-        if isinstance(result, Failure):
-            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
-        else:
-            status[0] = result
-        reactor.stop()
-
-    def begin() -> None:
-        _catch_signals(reactor, rehearsal.stop)
-        Deferred.fromCoroutine(rehearsal.run()).addBoth(finished)
-
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    return status[0]
 
 
 def _catch_signals(reactor: Any, stop: Callable[[str], None]) -> None:
