@@ -14,7 +14,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from flodl_tw.core.window import Phase
+from flodl_tw.core.window import Phase, forming_text
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.deadlines import guarded
 from flodl_tw.run import Run, RunSettings
@@ -106,6 +106,7 @@ class Controller(Service):
             admission="credentialed" if self.credentialed else "open",
             standing=self.run.progress(),
         )
+        self.log.info("{forms}", forms=forming_text(window))
         self._watch_clock()
 
     def _end_of_turn(self) -> None:

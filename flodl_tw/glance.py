@@ -259,15 +259,18 @@ MOST_ERRORS: Final = 8
 
 
 def why_lines(body: Mapping[str, Any]) -> list[str]:
-    """Why the run failed and what its ranks died of, from ``run.json``."""
+    """Why the run failed, how many ranks have ended, and what they said of it, from ``run.json``."""
     fields = Fields(body, "run.json")
     failure = body.get("failure")
     lines = [] if failure is None else [f"failed: {shortened(printable(fields.text('failure')), 1000)}"]
     for each in fields.objects("rank_errors")[:MOST_ERRORS]:
         said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
         where = each.text("line")
-        line = f"rank {each.count('rank')} died of {said}" + (f", at {where}" if where else "")
+        line = f"rank {each.count('rank')}: {said}" + (f", at {where}" if where else "")
         lines.append(shortened(printable(line), 1000))
+    exited = fields.count("exited_ranks")
+    if exited and body.get("phase") == "training":
+        lines.append(f"exited: {counted(exited, 'rank')} so far")
     return lines
 
 

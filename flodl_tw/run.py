@@ -23,7 +23,7 @@ from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store_wire import StoreLimits
 from flodl_tw.core.telling import Newcomers, moved, named_ranks
-from flodl_tw.core.texts import quoted
+from flodl_tw.core.texts import counted, quoted
 from flodl_tw.core.window import (
     Failed,
     Formed,
@@ -62,6 +62,8 @@ class LinkEnd(Enum):
     RESET = "reset"
     SILENT = "silent"
     PROTOCOL_ERROR = "protocol error"
+    ABORTED = "aborted"
+    """However it went down: it was told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Run:
         self._seats: dict[Member, range] = {}
         self._to_ship: list[Member] = []
         self._abort_due = False
+        self._aborted: set[Member] = set()
         self._members_json = views.MembersJson(self.ledger)
         self._newcomers = Newcomers()
         self._parts: list[Callable[[], None]] = []
@@ -197,10 +200,11 @@ class Run:
         return self.ledger.refusal(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
 
     def why(self) -> dict[str, Any]:
-        """The body of ``run.json``: the phase, why the run failed, and what its ranks died of."""
+        """The body of ``run.json``: the phase, why the run failed, how many ranks ended, and what some died of."""
         errors = {} if self.exits is None else self.exits.errors
         told = [{"rank": rank, **asdict(error)} for rank, error in sorted(errors.items())[:SHOWN_ERRORS]]
-        return {"phase": self.phase.value, "failure": self.failure, "rank_errors": told}
+        exited = 0 if self.exits is None else self.exits.count
+        return {"phase": self.phase.value, "failure": self.failure, "exited_ranks": exited, "rank_errors": told}
 
     # What happened
 
@@ -256,7 +260,7 @@ class Run:
                 standing=self.progress(),
             )
         else:
-            self.ends[member] = end
+            self.ends[member] = LinkEnd.ABORTED if member in self._aborted else end
             if self.failure is None and self.exits is not None and (missing := self.exits.missing(member)):
                 self._lost(member, end, missing)
         self._happened()
@@ -338,9 +342,9 @@ class Run:
         self.exits = Exits(self._seats)
         self._to_ship = [member for member, _ in reversed(seats)]
         self.log.info(
-            "the world forms: {ranks} ranks on {hosts} hosts after {secs} s ({why})",
-            ranks=self.world.world_size,
-            hosts=len(seats),
+            "the world forms: {ranks} on {hosts} after {secs} s ({why})",
+            ranks=counted(self.world.world_size, "rank"),
+            hosts=counted(len(seats), "host"),
             secs=int(self.elapsed),
             why=why,
         )
@@ -372,14 +376,19 @@ class Run:
         self._casualty(what)
 
     def _casualty(self, what: str) -> None:
-        self.first_casualty = self.first_casualty or what
+        if self.first_casualty is None:
+            assert self.exits is not None
+            # One that left the others early may be why they could not go on.
+            clean = self.exits.clean()
+            self.first_casualty = what + (f"; before that {named_ranks(clean)} had exited with code 0" if clean else "")
         if self.settings.on_loss is OnLoss.ABORT and self.failure is None:
-            self.fail(what)
+            self.fail(self.first_casualty)
 
     def _abort_all(self) -> None:
         self._abort_due = False
         assert self.failure is not None
-        for link in list(self.links.values()):
+        for member, link in list(self.links.items()):
+            self._aborted.add(member)
             link.send_abort(self.failure)
 
     def _finish(self) -> None:
@@ -404,4 +413,4 @@ class Run:
         """How far the window is, for people."""
         window = self.settings.window
         target = "" if window.target_ranks is None else f", target {window.target_ranks}"
-        return f"{self.ledger.joined_ranks} ranks in (quorum {window.min_rank_start}{target})"
+        return f"{counted(self.ledger.joined_ranks, 'rank')} in (quorum {window.min_rank_start}{target})"

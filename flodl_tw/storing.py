@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from twisted.internet.interfaces import IPushProducer, ITransport
+from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -168,7 +169,7 @@ class StoreClient:
             client: Any = woken.peer
             client.write(answer)
         if outcome.close is not None:
-            self.peeker.dropped("store-closed", f"on the store channel: {outcome.close}")
+            self.peeker.dropped("store-closed", f"on the store channel: {outcome.close}", LogLevel.warn)
             self._last_words()
         elif outcome.more or self._unsent:
             self._reading(False)

@@ -196,7 +196,7 @@ class WhyLinesTests(unittest.TestCase):
     """Why a run failed."""
 
     def why(self, failure: Any, *errors: Any) -> list[str]:
-        return why_lines({"phase": "failed", "failure": failure, "rank_errors": list(errors)})
+        return why_lines({"phase": "failed", "failure": failure, "exited_ranks": 2, "rank_errors": list(errors)})
 
     def test_a_run_that_has_not_failed_has_no_lines(self) -> None:
         self.assertEqual(self.why(None), [])
@@ -208,12 +208,18 @@ class WhyLinesTests(unittest.TestCase):
             ),
             [
                 "failed: rank 3 exited",
-                "rank 3 died of ValueError: boom, at a.py:1 in f",
-                "rank 4 died of ValueError, at a.py:1 in f",
-                "rank 5 died of ValueError: boom",
-                "rank 6 died of ",
+                "rank 3: ValueError: boom, at a.py:1 in f",
+                "rank 4: ValueError, at a.py:1 in f",
+                "rank 5: ValueError: boom",
+                "rank 6: ",
             ],
         )
+
+    def test_while_others_train_those_that_have_ended_are_counted(self) -> None:
+        body = {"failure": None, "rank_errors": []}
+        self.assertEqual(why_lines({**body, "phase": "training", "exited_ranks": 3}), ["exited: 3 ranks so far"])
+        self.assertEqual(why_lines({**body, "phase": "training", "exited_ranks": 0}), [])
+        self.assertEqual(why_lines({**body, "phase": "done", "exited_ranks": 4}), [])
 
     def test_all_of_it_is_escaped_cut_and_counted(self) -> None:
         lines = self.why("\x1b[2J" + "x" * 2000, *[an_error(n, message=NUL * 500) for n in range(MOST_ERRORS + 5)])
@@ -232,7 +238,9 @@ class WhyLinesTests(unittest.TestCase):
             ({"rank_errors": [{"rank": 1}]}, "in run.json's rank_errors, type is no text"),
         ):
             with self.subTest(body=body), self.assertRaisesRegex(ShapeError, where):
-                why_lines(body)
+                why_lines({"exited_ranks": 0, **body})
+        with self.assertRaisesRegex(ShapeError, "in run.json, exited_ranks is no count"):
+            why_lines({"rank_errors": [], "exited_ranks": "many"})
 
 
 class StoreLinesTests(unittest.TestCase):

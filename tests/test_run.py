@@ -11,7 +11,7 @@ from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, Accept, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store_wire import StoreLimits
-from flodl_tw.run import SHOWN_ERRORS, OnLoss
+from flodl_tw.run import SHOWN_ERRORS, LinkEnd, OnLoss
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, turns, window
 
@@ -419,6 +419,28 @@ class LossTests(PumpedTestCase):
             self.assertIn("rank 2 of host 'h2' exited with code 7", abort.reason)
         self.assertEqual(len([line for line in self.lines() if "the run has failed" in line]), 1)
 
+    def test_a_rank_that_had_left_early_is_named_with_the_one_that_failed(self) -> None:
+        door, dials = self.world(devices=2)
+        dials[0].send(dials[0].talk.exited(1))
+        dials[2].send(dials[2].talk.exited(4))
+        dials[1].send(dials[1].talk.exited(3, 7))
+        door.turn()
+        (abort,) = dials[0].messages()
+        reason = "rank 3 of host 'h1' exited with code 7; before that ranks 1, 4 had exited with code 0"
+        self.assertEqual(abort.reason, reason)
+        told = door.controller.run.why()
+        self.assertEqual((told["failure"], told["exited_ranks"]), (reason, 3))
+
+    def test_a_link_that_ends_by_its_abort_is_no_reset(self) -> None:
+        door, dials = self.world()
+        dials[1].reset()
+        door.turn()
+        dials[0].reset()
+        dials[2].hang_up()
+        door.turn()
+        ends = {member.host: end for member, end in door.controller.run.ends.items()}
+        self.assertEqual(ends, {"h0": LinkEnd.ABORTED, "h1": LinkEnd.RESET, "h2": LinkEnd.ABORTED})
+
     def test_an_abort_is_the_last_frame_on_its_link_and_is_insisted_on(self) -> None:
         door = ClockedController(window(target_ranks=2))
         slow, other = door.dial(reads=False), door.dial("10.0.0.2")
@@ -593,7 +615,9 @@ class WhyTests(PumpedTestCase):
         dial.messages()
         dial.send(dial.talk.reported(0, RankError("E", "boom", "")) + dial.talk.exited(0, 1))
         door.turn()
-        self.assertEqual(door.controller.run.why(), {"phase": "waiting", "failure": None, "rank_errors": []})
+        self.assertEqual(
+            door.controller.run.why(), {"phase": "waiting", "failure": None, "exited_ranks": 0, "rank_errors": []}
+        )
         self.assertEqual(door.controller.last_outcome, "failed: rank 0 of host 'gpu-a' exited with code 1 (E: boom)")
 
     def test_a_world_has_a_store_from_its_formation_on_where_there_is_one(self) -> None:

@@ -93,7 +93,7 @@ class OrderTests(StartTestCase):
     def test_the_log_says_where_a_start_came_from(self) -> None:
         door = self.door()
         self.ask(door, post(token=TOKEN.hex()), AWAY)
-        self.line(f"operator start from {AWAY}: 1 ranks in (quorum 1)")
+        self.line(f"operator start from {AWAY}: 1 rank in (quorum 1)")
 
 
 class TokenTests(StartTestCase):

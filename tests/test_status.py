@@ -268,7 +268,9 @@ class WorldTests(StatusTestCase):
         return json.loads(answer.body)
 
     def test_before_a_world_there_is_nothing_to_tell(self) -> None:
-        self.assertEqual(self.body("/run.json"), {"phase": "waiting", "failure": None, "rank_errors": []})
+        self.assertEqual(
+            self.body("/run.json"), {"phase": "waiting", "failure": None, "exited_ranks": 0, "rank_errors": []}
+        )
         self.assertEqual(self.body("/store.json"), {"store": None})
         self.assertNotIn("<h2>Store</h2>", self.request(PAGE).body.decode())
 
@@ -318,6 +320,7 @@ class WorldTests(StatusTestCase):
             {
                 "phase": "failed",
                 "failure": failure,
+                "exited_ranks": 1,
                 "rank_errors": [{"rank": 1, "type": "E", "message": "<script>&", "line": "a.py:1 in f"}],
             },
         )

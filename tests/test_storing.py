@@ -354,7 +354,7 @@ class TestBreach(StoringTestCase):
                 client = self.client(door, data=PING + sent + PING)
                 self.assertEqual(client.received(), PONG)
                 self.assertFalse(client.transport.aborted)
-                self.line("dropped 10.0.0.1:5000: on the store channel: ", why, level=LogLevel.info)
+                self.line("dropped 10.0.0.1:5000: on the store channel: ", why, level=LogLevel.warn)
                 client.send(PING + q(Opcode.SET, b"/later", b""))
                 door.turn()
                 self.assertTrue(client.closed)

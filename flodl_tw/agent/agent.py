@@ -114,7 +114,7 @@ class Agent:
             return
         first, self._stop = self._stop, self._stop or stopped(number)
         if self._host is not None:
-            self._host.end(self._stop)
+            self._host.end(self._stop, signalled=number)
         elif first is None and self._waiting is not None:
             self._waiting.cancel()
 
@@ -234,9 +234,9 @@ class Agent:
             f"the world has formed: {counted(seat.world_size, 'rank')} on {counted(seat.num_workers, 'host')}, "
             f"here {shown_ranks(seat.ranks)}"
         )
-        names = stale(self._environ)
+        names = stale(self._environ, seat)
         if names:
-            self.say(f"another launcher's variables are replaced or removed for the ranks: {', '.join(names)}")
+            self.say(f"variables that were set already are replaced or removed for the ranks: {', '.join(names)}")
         if seat.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
         self._sink.mend()

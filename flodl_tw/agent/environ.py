@@ -131,14 +131,7 @@ def rank_environ(
             environ.setdefault("OMP_NUM_THREADS", "1")
     if error_file is not None:
         environ["TORCHELASTIC_ERROR_FILE"] = error_file
-    if seat.group is not None and seat.group.store:
-        controller = seat.envelope["controller"]
-        environ |= {
-            "MASTER_ADDR": controller["host"],
-            "MASTER_PORT": str(controller["port"]),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-    return environ
+    return environ | _store(seat)
 
 
 def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str, str]:
@@ -146,9 +139,22 @@ def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str
     return _cleared(base) | {RELAY_VARIABLE: spec_hex, "FLODL_HOST_NAME": host}
 
 
-def stale(base: Mapping[str, str]) -> list[str]:
-    """The variables that another launcher set before us, sorted: children get ours or none."""
-    return sorted(filter(_is_stale, base))
+def stale(base: Mapping[str, str], seat: Seat) -> list[str]:
+    """The variables that somebody set before us and that children get from us or not at all, sorted."""
+    ours = _store(seat)
+    return sorted(name for name, value in base.items() if _is_stale(name) or ours.get(name, value) != value)
+
+
+def _store(seat: Seat) -> dict[str, str]:
+    """Where the world's store is, if it has one: the controller, as this host dialed it."""
+    if seat.group is None or not seat.group.store:
+        return {}
+    controller = seat.envelope["controller"]
+    return {
+        "MASTER_ADDR": controller["host"],
+        "MASTER_PORT": str(controller["port"]),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def _torchrun(seat: Seat, group: Group, index: int) -> dict[str, str]:

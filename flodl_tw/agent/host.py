@@ -15,10 +15,11 @@ from flodl_tw.agent.environ import Seat, rank_environ, relay_environ
 from flodl_tw.agent.error_files import ErrorFiles
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
-from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, transient
+from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
 from flodl_tw.core.messages import Abort
+from flodl_tw.core.reports import RankError
 
 RELAY_SECS: Final = 5.0
 """What a relay has to end by itself after the last rank."""
@@ -68,13 +69,16 @@ class HostRun:
         self._timers: list[IDelayedCall] = []
         self._cause: Outcome | None = None
         self._stopping = False
+        self._takes_reports = places.seat.group is not None and places.seat.group.reports
+        self._told: RankError | None = None
+        """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
         self.children = make_children(exited=self._exited, all_gone=self._all_gone)
 
     def start(self) -> None:
         """Start the relay, then the ranks; then listen to the link."""
         seat = self._places.seat
         words = self._settings.program
-        if seat.group is not None and seat.group.reports:
+        if self._takes_reports:
             self._errors.open(self._say)
         try:
             if self._places.relay_spec_hex is not None:
@@ -91,14 +95,19 @@ class HostRun:
         if not self.children.running:
             self._all_gone()
 
-    def end(self, cause: Outcome) -> None:
-        """End every process of this host; the first cause is the outcome.  A second call shortens the grace."""
+    def end(self, cause: Outcome, *, signalled: int | None = None) -> None:
+        """End every process of this host; the first cause is the outcome.  A second call shortens the grace.
+
+        ``signalled`` is the signal that has come to the agent, where one is the cause.
+        """
         if self._stopping:
             self._say("asked again: the grace is over")
             self.children.kill()
             return
         self._note(cause)
         self._stopping = True
+        if signalled is not None and self._takes_reports:
+            self._told = RankError("stopped", f"flodl-tw on its host got {signal_name(signalled)}", "")
         if self.children.running:
             self._say(
                 f"{cause.text}: ending {self._still()} with SIGTERM, and SIGKILL in {self._settings.stop_grace:g} s"
@@ -138,8 +147,11 @@ class HostRun:
         rank = self._places.seat.ranks[index]
         error = self._errors.read(rank) if code else None
         if error is not None:
-            self._link.explain(self._link.talk.ranks[index], error)
             self._say(f"rank {rank} left an exception: {error.text}")
+        elif code:
+            error = self._told
+        if error is not None:
+            self._link.explain(self._link.talk.ranks[index], error)
         if code or not self._stopping:
             # One that was told to end and did so politely has not done its part of the world's work: unreported,
             # it is a loss, and the other hosts do not wait for it.

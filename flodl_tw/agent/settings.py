@@ -199,7 +199,8 @@ def find_program(words: list[str]) -> tuple[str, ...]:
 
 def _why_not(program: str) -> str:
     if not os.path.dirname(program):
-        return "it is not on PATH"
+        here = ", though in this folder: write ./ before it, or python before a script"
+        return "it is not on PATH" + (here if os.path.exists(program) else "")
     return "it cannot be executed" if os.path.exists(program) else "there is no such file"
 
 

@@ -34,6 +34,8 @@ class Exits:
         self._unreported = {member: (1 << member.size) - 1 for member in seats}
         """Bit N is the member's Nth rank."""
         self._failed: dict[int, int] = {}
+        self.count = 0
+        """How many ranks have reported."""
         self.errors: dict[int, RankError] = {}
         """The exceptions that ranks died of, by rank in the world, as far as their agents told."""
 
@@ -41,6 +43,7 @@ class Exits:
         """A rank has ended; gives its number in the world.  Raises ViolationError where it cannot have."""
         index = self._running(member, accepted_rank, "RankExited")
         self._unreported[member] ^= 1 << index
+        self.count += 1
         rank = self._seats[member][index]
         if code:
             self._failed[rank] = code
@@ -53,6 +56,16 @@ class Exits:
         if rank in self.errors:
             raise ViolationError(f"a report for rank {accepted_rank}, which has been reported on before")
         self.errors[rank] = error
+
+    def clean(self) -> list[int]:
+        """The ranks that have ended with code 0, in order."""
+        ended = (
+            rank
+            for member, ranks in self._seats.items()
+            for index, rank in enumerate(ranks)
+            if not self._unreported[member] >> index & 1
+        )
+        return sorted(rank for rank in ended if rank not in self._failed)
 
     def how(self, rank: int, code: int) -> str:
         """How a rank of the world ended, with its exception where it told one."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from flodl_tw.core.texts import counted
+
 DEFAULT_CAP: Final = 600
 """Seconds of the hard cap, unless it or a longer window was asked for."""
 
@@ -136,6 +138,23 @@ def cap_text(settings: WindowSettings) -> str:
     if settings.cap_secs != settings.max_join_timeout:
         text += f", scaled to {settings.cap_secs:g} s"
     return text
+
+
+def forming_text(settings: WindowSettings) -> str:
+    """When a world will form, for people, and what would make it sooner or larger."""
+    quorum, target, secs = settings.min_rank_start, settings.target_ranks, f"{settings.window_secs:g} s"
+    mode = settings.start_mode
+    ways = [] if target is None or mode is StartMode.MANUAL else [f"as soon as {counted(target, 'rank')} are in"]
+    if mode is not StartMode.AUTO:
+        ways.append(f"at the operator's start with {quorum} or more")
+    if mode is not StartMode.MANUAL:
+        ways.append(f"after {secs} with {quorum} or more")
+    hint = ""
+    if mode is StartMode.AUTO and target is None:
+        hint = "; --target-ranks N has it form sooner, as soon as N are in"
+    elif mode is StartMode.AUTO and target is not None and quorum < target:
+        hint = f"; --min-rank-start {target} has it never form with fewer"
+    return f"the world forms {', or '.join(ways)}{hint}"
 
 
 def verdict(settings: WindowSettings, now: Standing) -> Verdict:

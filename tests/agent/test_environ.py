@@ -417,5 +417,9 @@ class RankTests(unittest.TestCase):
 
     def test_what_other_launchers_set_is_listed_in_order_and_nothing_else(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS, **MASTER, **SECRET, **MASKS}
-        self.assertEqual(stale(base), sorted(OTHER_LAUNCHERS))
-        self.assertEqual(stale({**KEPT, **MASTER, **SECRET, **MASKS}), [])
+        self.assertEqual(stale(base, self.bare), sorted(OTHER_LAUNCHERS))
+        self.assertEqual(stale({**KEPT, **MASTER, **SECRET, **MASKS}, self.bare), [])
+
+    def test_another_store_than_the_world_s_is_listed_and_the_same_is_not(self) -> None:
+        theirs = {"MASTER_ADDR": "gpu-head", "MASTER_PORT": rank_environ({}, self.stored, 0, "0")["MASTER_PORT"]}
+        self.assertEqual(stale({**KEPT, **theirs}, self.stored), ["MASTER_ADDR"])

@@ -302,6 +302,7 @@ class TestAgainstOurController(PumpedTestCase):
             {
                 "phase": "failed",
                 "failure": reason,
+                "exited_ranks": 1,
                 "rank_errors": [{"rank": 0, "type": "ValueError", "message": "boom", "line": ""}],
             },
         )

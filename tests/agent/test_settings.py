@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -241,6 +242,15 @@ class TestWrongValues(SettingsTestCase):
         ):
             with self.subTest(words):
                 self.assertEqual(self.refused(program=words), error)
+
+    def test_a_script_that_is_only_in_this_folder_says_how_to_name_it(self) -> None:
+        (self.folder / "train.py").write_text("")
+        with contextlib.chdir(self.folder):
+            self.assertEqual(
+                self.refused(program=["train.py"]),
+                "PROGRAM 'train.py': it is not on PATH, though in this folder: write ./ before it, or python before "
+                "a script; give the path of an executable file",
+            )
 
     def test_a_program_is_found_on_path_and_its_arguments_are_left_alone(self) -> None:
         found = find_program(["sh", "-c", "exit $0", "--host", ""])

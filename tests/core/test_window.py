@@ -17,6 +17,7 @@ from flodl_tw.core.window import (
     Verdict,
     WindowSettings,
     countdown,
+    forming_text,
     open_phase,
     verdict,
 )
@@ -254,8 +255,35 @@ COUNTDOWNS = (
 )
 
 
+# mode, quorum, target, the log's line
+FORMING = (
+    (AUTO, 1, None, "after 300 s with 1 or more; --target-ranks N has it form sooner, as soon as N are in"),
+    (AUTO, 4, 4, "as soon as 4 ranks are in, or after 300 s with 4 or more"),
+    (
+        AUTO,
+        1,
+        16,
+        "as soon as 16 ranks are in, or after 300 s with 1 or more; --min-rank-start 16 has it never form with fewer",
+    ),
+    (MANUAL, 2, None, "at the operator's start with 2 or more"),
+    (HYBRID, 2, None, "at the operator's start with 2 or more, or after 300 s with 2 or more"),
+    (
+        HYBRID,
+        1,
+        2,
+        "as soon as 2 ranks are in, or at the operator's start with 1 or more, or after 300 s with 1 or more",
+    ),
+)
+
+
 class TestOpenWindow(unittest.TestCase):
     """What an open window shows."""
+
+    def test_it_says_when_a_world_will_form_and_how_to_have_it_otherwise(self) -> None:
+        for mode, quorum, target, line in FORMING:
+            with self.subTest(mode=mode, quorum=quorum, target=target):
+                settings = WindowSettings(min_rank_start=quorum, target_ranks=target, start_mode=mode)
+                self.assertEqual(forming_text(settings), f"the world forms {line}")
 
     def test_it_is_staging_once_the_operator_can_start_it(self) -> None:
         for mode, joined, elapsed, phase in PHASES:
