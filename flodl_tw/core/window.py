@@ -154,7 +154,7 @@ def forming_text(settings: WindowSettings) -> str:
         hint = "; --target-ranks N has it form sooner, as soon as N are in"
     elif mode is StartMode.AUTO and target is not None and quorum < target:
         hint = f"; --min-rank-start {target} has it never form with fewer"
-    return f"the world forms {', or '.join(ways)}{hint}"
+    return f"a world is formed {', or '.join(ways)}{hint}"
 
 
 def verdict(settings: WindowSettings, now: Standing) -> Verdict:

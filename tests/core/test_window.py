@@ -283,7 +283,7 @@ class TestOpenWindow(unittest.TestCase):
         for mode, quorum, target, line in FORMING:
             with self.subTest(mode=mode, quorum=quorum, target=target):
                 settings = WindowSettings(min_rank_start=quorum, target_ranks=target, start_mode=mode)
-                self.assertEqual(forming_text(settings), f"the world forms {line}")
+                self.assertEqual(forming_text(settings), f"a world is formed {line}")
 
     def test_it_is_staging_once_the_operator_can_start_it(self) -> None:
         for mode, joined, elapsed, phase in PHASES:
