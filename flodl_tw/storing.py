@@ -8,7 +8,7 @@ world's hosts, and no other.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Final
 
 from twisted.internet.interfaces import IPushProducer, ITransport
@@ -25,6 +25,10 @@ from flodl_tw.world_store import WorldStore
 
 PART_BYTES: Final = 256 * 1024
 """What is given to the transport at once; the next part waits until it has room."""
+TURN_SECS: Final = 0.004
+"""What clients with long answers or many queries may take of one turn of the reactor, all together, in seconds."""
+WOKEN_AT_ONCE: Final = 256
+"""Clients that one query wakes in its own turn; the others follow in the next."""
 KEPT_WORLDS: Final = 2
 """Worlds whose keys are kept for connections that stay open: this one's, and one more that had any."""
 TELL_SECS: Final = 60.0
@@ -39,6 +43,8 @@ class StoreChannel:
         self._controller = controller
         self._told: OrderedDict[str, float] = OrderedDict()
         self._worlds: deque[WorldStore] = deque()
+        self._due: deque[StoreClient] = deque()
+        self._turn_is_due = False
 
     def __call__(self, peeker: Peeker) -> StoreClient:
         """The route of the store's magic."""
@@ -63,6 +69,27 @@ class StoreChannel:
         self._refuse(peeker, why)
         return None
 
+    def later(self, client: StoreClient) -> None:
+        """Have the client go on in one of the next turns: what all of them do in one takes ``TURN_SECS`` about."""
+        self._due.append(client)
+        self._go_on_later()
+
+    def _go_on_later(self) -> None:
+        if self._due and not self._turn_is_due:
+            self._turn_is_due = True
+            self.clock.callLater(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._turn_is_due = False
+        end = self.clock.seconds() + TURN_SECS
+        try:
+            for _ in range(len(self._due)):
+                self._due.popleft().go_on()
+                if self.clock.seconds() >= end:
+                    break
+        finally:
+            self._go_on_later()
+
     def _keep(self, store: WorldStore) -> None:
         """A connection keeps its world's keys while it is open, but not for ever: the keys of two worlds are kept."""
         if store in self._worlds:
@@ -70,7 +97,7 @@ class StoreChannel:
         self._worlds.append(store)
         if len(self._worlds) > KEPT_WORLDS:
             for client in list(self._worlds.popleft().clients):
-                client.outlived()
+                client.give_up("its world is over, and two more have used the store")
 
     def _refuse(self, peeker: Peeker, why: str) -> None:
         now = self.clock.seconds()
@@ -115,7 +142,7 @@ class StoreClient:
         self._more = False
         self._due = False
         # Answers that the transport has no room for yet: the stored objects themselves, not copies.
-        self._unsent: deque[bytes | memoryview | Iterator[bytes]] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
 
     def makeConnection(self, transport: ITransport) -> None:
         self._connection = self._shared.admit(self)
@@ -134,16 +161,17 @@ class StoreClient:
     def connectionLost(self, reason: Failure) -> None:
         self._leave()
 
-    def write(self, data: bytes) -> None:
-        """An answer that this client has waited for."""
-        if self._unsent:
-            self._unsent.append(data)
-        else:
+    def write(self, data: bytes, *, at_once: bool = True) -> None:
+        """An answer that this client has waited for, at once or in one of the next turns."""
+        if at_once and not self._unsent:
             self._transport.send(data)
+            return
+        self._unsent.append(data)
+        self._go_on_later()
 
-    def outlived(self) -> None:
-        """Two worlds with stores have formed since this client's: its keys go."""
-        self.peeker.dropped("store-closed", "on the store channel: its world is over, and two more have used the store")
+    def give_up(self, why: str) -> None:
+        """Close it, for the sake of others."""
+        self.peeker.dropped("store-closed", f"on the store channel: {why}", LogLevel.warn)
         self._leave()
         self.peeker.transport.abortConnection()
 
@@ -156,7 +184,7 @@ class StoreClient:
     def resumeProducing(self) -> None:
         self._paused = False
         if not self._due:
-            self._go_on()
+            self.go_on()
 
     def stopProducing(self) -> None:
         """The connection is gone."""
@@ -165,15 +193,24 @@ class StoreClient:
         self._more = outcome.more
         self._unsent.extend(outcome.replies)
         self._send_part()
-        for woken, answer in outcome.wakeups:
+        if self._unsent:
+            self._is_reading(outcome.replies)
+        for count, (woken, answer) in enumerate(outcome.wakeups):
             client: Any = woken.peer
-            client.write(answer)
+            client.write(answer, at_once=count < WOKEN_AT_ONCE)
         if outcome.close is not None:
             self.peeker.dropped("store-closed", f"on the store channel: {outcome.close}", LogLevel.warn)
             self._last_words()
-        elif outcome.more or self._unsent:
+        elif self._connection is not None and (outcome.more or self._unsent):
             self._reading(False)
             self._go_on_later()
+
+    def _is_reading(self, replies: Sequence[bytes]) -> None:
+        """A long answer is on its way: the last, since nothing is answered beyond it."""
+        assert self.store is not None
+        if replies and len(replies[-1]) > PART_BYTES:
+            for client in self.store.unread.add(self, replies[-1]):
+                client.give_up("it does not read a long value, which has been replaced, and others need the room")
 
     def _send_part(self) -> None:
         if self._unsent and not self._paused:
@@ -184,12 +221,6 @@ class StoreClient:
         unsent, part, room = self._unsent, list[bytes | memoryview](), PART_BYTES
         while unsent and room:
             first = unsent[0]
-            if not isinstance(first, bytes | memoryview):
-                if part:
-                    break
-                if not (some := next(first, b"")):
-                    unsent.popleft()
-                return some
             if len(first) > room:
                 view = memoryview(first)
                 first, unsent[0] = view[:room], view[room:]
@@ -202,8 +233,7 @@ class StoreClient:
     def _last_words(self) -> None:
         """Write what is answered already, and close."""
         if self._connection is not None:
-            for reply in self._unsent:
-                self._transport.writeSequence([bytes(reply)] if isinstance(reply, bytes | memoryview) else reply)
+            self._transport.writeSequence(map(bytes, self._unsent))
         self._leave()
         self.peeker.close()
 
@@ -211,9 +241,10 @@ class StoreClient:
         """Others have their turn between two parts of a long answer."""
         if not self._due and not self._paused:
             self._due = True
-            self._shared.clock.callLater(0, self._go_on)
+            self._shared.later(self)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """It is this client's turn."""
         self._due = False
         if self._connection is None or self._paused:
             return
@@ -224,8 +255,10 @@ class StoreClient:
         self._send_part()
         if self._unsent:
             self._go_on_later()
-        elif self._more:
-            self._do(self._connection, self._connection.feed(b""))
+        else:
+            self.store.unread.remove(self)  # type: ignore[union-attr]
+            if self._more:
+                self._do(self._connection, self._connection.feed(b""))
         if not (self._unsent or self._more or self._paused):
             self._reading(True)
 
@@ -245,5 +278,6 @@ class StoreClient:
         assert self.store is not None
         connection.lost()
         self.store.clients.discard(self)
+        self.store.unread.remove(self)
         # A paused producer would keep a connection that is to close open.
         self._transport.unregisterProducer()

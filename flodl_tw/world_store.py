@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,44 @@ KEY_CHARS = 200
 """Characters of such a key that people are shown; it may have some thousand."""
 
 
+class Unread:
+    """Long values that clients have asked for and not read yet; each counts once, however many ask for it.
+
+    A value that is replaced meanwhile lives on for those who read the old one,
+    beyond any cap of the store, so who has read longest at one gives way.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: dict[Any, bytes] = {}
+        """By client, the oldest first."""
+        self._readers: Counter[int] = Counter()
+        self.size = 0
+
+    def add(self, client: Any, value: bytes) -> list[Any]:
+        """A client begins to read a value; gives those that are to be closed for it."""
+        self.remove(client)
+        self._values[client] = value
+        self._readers[id(value)] += 1
+        if self._readers[id(value)] == 1:
+            self.size += len(value)
+        given_up = []
+        while self.size > self._limit:
+            given_up.append(next(iter(self._values)))
+            self.remove(given_up[-1])
+        return given_up
+
+    def remove(self, client: Any) -> None:
+        """It has read its value, or is gone."""
+        value = self._values.pop(client, None)
+        if value is None:
+            return
+        self._readers[id(value)] -= 1
+        if not self._readers[id(value)]:
+            del self._readers[id(value)]
+            self.size -= len(value)
+
+
 class WorldStore:
     """One key space for the world of ``members``.  ``seconds`` is a monotonic clock.
 
@@ -30,6 +69,8 @@ class WorldStore:
         self.keys = KeySpace(seconds, limits)
         self.clients: set[Any] = set()
         """The connections that are open."""
+        # What is stored now may all be read at once, and as much that has been replaced.
+        self.unread = Unread(2 * limits.total_bytes)
         self._world_size = world_size
         self._addresses = {member.offer.address for member in members}
         self._loopback = any(classify(address).loopback for address in self._addresses)

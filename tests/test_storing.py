@@ -9,11 +9,12 @@ from typing import Any
 from twisted.logger import LogLevel
 
 from flodl_tw.controller import AfterRun
+from flodl_tw.core.store import QUERIES_A_FEED
 from flodl_tw.core.store_wire import Opcode, StoreLimits
 from flodl_tw.core.wire import STORE_MAGIC
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
 from flodl_tw.run import RunSettings
-from flodl_tw.storing import PART_BYTES
+from flodl_tw.storing import PART_BYTES, WOKEN_AT_ONCE
 from flodl_tw.testing import ClockedController, FakeDial
 from tests.core.store_queries import HELLO, i64, listed, many, q, text
 from tests.pumped import PumpedTestCase, turns, window
@@ -469,7 +470,7 @@ class TestSlowReaders(StoringTestCase):
         turns(door, another_turn, 20)
         whole = b"".join(parts)
         self.assertEqual(listed(whole.removesuffix(PONG)), keys)
-        self.assertLess(max(map(len, parts)), PART_BYTES)
+        self.assertLess(max(map(len, parts)), 2 * PART_BYTES)
         self.assertEqual(client.transport.producerState, "producing")
 
     def test_a_client_with_a_full_buffer_has_no_further_part_until_there_is_room(self) -> None:
@@ -527,6 +528,53 @@ class TestSlowReaders(StoringTestCase):
         self.assertEqual(client.received(), answer * 2)
         self.assertTrue(client.closed)
         self.line("dropped 10.0.0.1:5000: on the store channel: opcode 0x13")
+
+
+class TestManyAtOnce(StoringTestCase):
+    """What many do, or one does many times, takes many turns."""
+
+    def test_a_query_that_wakes_many_wakes_some_in_each_turn(self) -> None:
+        door = self.formed(limits=StoreLimits())
+        waiters = [self.client(door, data=many(Opcode.WAIT, b"/k")) for _ in range(WOKEN_AT_ONCE + 10)]
+        self.client(door, data=q(Opcode.SET, b"/k", b""))
+        woken = [waiter.received() for waiter in waiters]
+        self.assertEqual(woken, [OK] * WOKEN_AT_ONCE + [b""] * 10)
+        # Who asks meanwhile is answered after it has been woken.
+        waiters[-1].send(PING)
+        door.turn()
+        self.assertEqual([waiter.received() for waiter in waiters[-10:]], [OK] * 9 + [OK + PONG])
+
+    def test_many_small_queries_are_answered_in_several_turns(self) -> None:
+        door = self.formed()
+        client, other = self.client(door), self.client(door)
+        client.send(PING * 1000)
+        self.assertEqual(client.received(), PONG * QUERIES_A_FEED)
+        self.assertEqual(client.transport.producerState, "paused")
+        other.send(PING)
+        self.assertEqual(other.received(), PONG)
+        door.turn()
+        self.assertEqual(client.received(), PONG * (1000 - QUERIES_A_FEED))
+        self.assertEqual(client.transport.producerState, "producing")
+
+    def test_who_reads_no_long_value_is_closed_when_others_need_the_room(self) -> None:
+        door = self.formed(limits=StoreLimits(total_bytes=4 * MIB))
+        setter = self.client(door)
+        readers = []
+        for number in range(9):
+            setter.send(q(Opcode.SET, b"/k", bytes([number]) * MIB))
+            reader = self.client(door)
+            producer: Any = reader.transport.producer
+            producer.pauseProducing()
+            reader.send(q(Opcode.GET, b"/k"))
+            readers.append(reader)
+        self.assertEqual([reader.closed for reader in readers], [False] * 9)
+        door.turn()
+        self.assertEqual([reader.closed for reader in readers], [True] + [False] * 8)
+        self.line("dropped 10.0.0.1:5000: on the store channel: it does not read a long value", level=LogLevel.warn)
+        for number, reader in enumerate(readers[1:], 1):
+            reader.transport.producer.resumeProducing()
+            door.turn()
+            self.assertEqual(reader.received(), text(bytes([number]) * MIB))
 
 
 class TestClosingDoor(StoringTestCase):

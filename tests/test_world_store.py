@@ -13,8 +13,30 @@ from flodl_tw.core.store import StoreConnection
 from flodl_tw.core.store_waits import WAIT_BYTES
 from flodl_tw.core.store_wire import Opcode, StoreLimits
 from flodl_tw.testing import make_hello
-from flodl_tw.world_store import KEY_CHARS, MOST_WAITS, WorldStore
+from flodl_tw.world_store import KEY_CHARS, MOST_WAITS, Unread, WorldStore
 from tests.core.store_queries import HELLO, many, q
+
+
+class TestUnread(unittest.TestCase):
+    """Long values that somebody has asked for and not read."""
+
+    def test_each_value_counts_once_and_the_one_that_reads_longest_gives_way(self) -> None:
+        unread = Unread(250)
+        old, new, newest = bytes(100), bytes([1]) * 100, bytes([2]) * 100
+        self.assertEqual([unread.add(client, old) for client in "ab"], [[], []])
+        self.assertEqual((unread.add("c", new), unread.size), ([], 200))
+        self.assertEqual((unread.add("d", newest), unread.size), (["a", "b"], 200))
+        for client, size in (("d", 100), ("d", 100), ("a", 100), ("c", 0)):
+            unread.remove(client)
+            self.assertEqual(unread.size, size)
+
+    def test_who_asks_for_the_next_has_read_the_one_before(self) -> None:
+        unread = Unread(150)
+        self.assertEqual([unread.add("a", bytes([number]) * 100) for number in range(3)], [[], [], []])
+        self.assertEqual(unread.size, 100)
+
+    def test_a_value_beyond_the_limit_is_given_up_by_itself(self) -> None:
+        self.assertEqual(Unread(50).add("a", bytes(100)), ["a"])
 
 
 class WorldStoreTestCase(unittest.TestCase):

@@ -10,7 +10,7 @@ client may not do closes it, and it alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,8 +25,16 @@ NOT_ALL: Final = b"\1"
 CANCELED: Final = b"\1"
 """The answer of CANCEL_WAIT."""
 
-REPLY_BYTES: Final = 1024 * 1024
-"""Replies of this size are sent before the next query is looked at: ten bytes can ask for eight million."""
+REPLY_BYTES: Final = 256 * 1024
+"""Replies of this size are sent before anything further is made: ten bytes can ask for eight million."""
+QUERIES_A_FEED: Final = 256
+"""Queries that are answered before others have their turn: one that asks for little is a byte."""
+MOST_WAITS: Final = 8
+"""Queries of one client that may wait at the same time; torch's clients have one."""
+LISTED_A_PART: Final = 4096
+"""Keys of one part of a list of them."""
+NAMES_A_PART: Final = 32
+"""Values that are fetched together for an answer with many: at most 128 KiB of small ones."""
 JOIN_BYTES: Final = 4096
 """A value up to this size is copied behind its length; a longer one goes out as the object that is stored."""
 
@@ -39,13 +47,14 @@ _u32: Final = struct.Struct("<I").pack
 class Outcome:
     """What to do after a feed, in this order and before anything else is fed to the store.
 
-    Write ``replies`` to this client, of one that is an iterator all parts, and each of ``wakeups`` to its connection.
+    Write ``replies`` to this client, and each of ``wakeups`` to its connection.
     If ``close`` is a text, close this client once that has left; it is for the
     log.  If ``more``, stop reading from it, and feed it nothing (``b""``) once
-    the replies have left: queries that are here already are still to be answered.
+    the replies have left and others have had their turn: what is here already
+    is still to be answered.
     """
 
-    replies: list[bytes | Iterator[bytes]] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
     wakeups: list[tuple[StoreConnection, bytes]] = field(default_factory=list)
     close: str | None = None
     more: bool = False
@@ -54,7 +63,19 @@ class Outcome:
 class StoreConnection:
     """One client.  ``peer`` is whatever the caller wants to find in a wake-up."""
 
-    __slots__ = ("_held", "_names", "_out", "_reader", "_room", "_waits", "gone", "peer", "space")
+    __slots__ = (
+        "_held",
+        "_names",
+        "_out",
+        "_reader",
+        "_rest",
+        "_rest_bytes",
+        "_room",
+        "_waits",
+        "gone",
+        "peer",
+        "space",
+    )
 
     def __init__(self, space: KeySpace, peer: object = None) -> None:
         self.space = space
@@ -68,6 +89,9 @@ class StoreConnection:
         # The outcome of the feed under way, and how many bytes of replies it still takes.
         self._out = Outcome()
         self._room = 0
+        # What is left of a long answer, and the bytes of the names that it holds.
+        self._rest: Iterator[bytes] | None = None
+        self._rest_bytes = 0
 
     def feed(self, data: bytes) -> Outcome:
         """Take bytes of the client's stream, in order."""
@@ -75,18 +99,20 @@ class StoreConnection:
         if self.gone:
             return out
         reader = self._reader
-        self._room = REPLY_BYTES
+        self._room, left = REPLY_BYTES, QUERIES_A_FEED
         try:
             if self._held:
                 self._hold(0)
             reader.feed(data)
-            while (query := reader.next_query()) is not None:
+            if self._rest is not None:
+                self._go_on(self._rest)
+            while self._room > 0 and left and (query := reader.next_query()) is not None:
                 _ANSWERS[query[0]](self, query)
-                if self._room <= 0:
-                    out.more = reader.held > 0
-                    break
-            if held := reader.held:
+                left -= 1
+            if held := reader.held + self._rest_bytes:
                 self._hold(held)
+                # What is left of an unfinished query is left for bytes that are still to come.
+                out.more = self._rest is not None or self._room <= 0 or not left
         except StoreError as error:
             out.close = str(error)
             self.lost()
@@ -103,6 +129,7 @@ class StoreConnection:
         self._cancel()
         self._hold(0)
         self._reader = QueryReader(self.space.limits)
+        self._rest, self._rest_bytes = None, 0
 
     def _hold(self, held: int) -> None:
         self.space.hold(held - self._held)
@@ -117,6 +144,22 @@ class StoreConnection:
     def _reply(self, reply: bytes) -> None:
         self._out.replies.append(reply)
         self._room -= len(reply)
+
+    def _reply_all(self, parts: Iterator[bytes], names: Collection[bytes]) -> None:
+        """Answer with all parts, as there is room; ``names`` are what they hold."""
+        self._rest_bytes = 1
+        self._go_on(parts)
+        if self._rest is not None:
+            self._rest_bytes = 1 + sum(map(len, names))
+
+    def _go_on(self, parts: Iterator[bytes]) -> None:
+        self._rest = parts
+        while self._room > 0:
+            part = next(parts, None)
+            if part is None:
+                self._rest, self._rest_bytes = None, 0
+                return
+            self._reply(part)
 
     def _reply_value(self, value: bytes) -> None:
         size = len(value)
@@ -183,7 +226,9 @@ class StoreConnection:
         self._later(wait)
 
     def _may_wait(self) -> None:
-        # No torch client has two waits at once; who does is bounded by what one query may name.
+        if len(self._waits) >= MOST_WAITS:
+            raise StoreError(f"{len(self._waits)} queries of it wait, the limit is {MOST_WAITS}, and it has another")
+        # Who has several waits is bounded by what one query may name.
         limit = self.space.limits.keys_a_query
         if self._names >= limit:
             raise StoreError(f"it waits for {self._names} keys and asks for more, the limit of one query is {limit}")
@@ -203,20 +248,29 @@ class StoreConnection:
         self._reply(_i64(self.space.key_count))
 
     def _list_keys(self, query: Query) -> None:
-        self._reply(_i64(self.space.key_count))
-        self._out.replies.append(self.space.listed())
-        # However long it is, it leaves before the next query is looked at.
-        self._room = 0
+        keys = self.space.listed()
+        self._reply(_i64(len(keys)))
+        self._reply_all(_listed(keys), keys)
 
     def _multi_get(self, query: Query) -> None:
-        # Only keys that are named again and again can ask for more than is stored.
-        limit = self.space.limits.total_bytes
-        values = list(map(self.space.get, query[1]))
-        size = sum(map(len, values))
-        if size > limit:
-            raise StoreError(f"MULTI_GET asks for {size} bytes, over the store's limit of {limit} (--store-max-bytes)")
-        for value in values:
-            self._reply_value(value)
+        keys = query[1]
+        # Beyond the first parts a value is that of the moment in which it is sent.
+        self._reply_all(self._values(keys), keys)
+
+    def _values(self, keys: Sequence[bytes]) -> Iterator[bytes]:
+        get = self.space.get
+        for begin in range(0, len(keys), NAMES_A_PART):
+            small: list[bytes] = []
+            for value in map(get, keys[begin : begin + NAMES_A_PART]):
+                small.append(_u64(len(value)))
+                if len(value) > JOIN_BYTES:
+                    yield b"".join(small)
+                    yield value
+                    small.clear()
+                else:
+                    small.append(value)
+            if small:
+                yield b"".join(small)
 
     def _multi_set(self, query: Query) -> None:
         self._end(self.space.set_all(dict(zip(query[1][::2], query[1][1::2], strict=True))))
@@ -233,6 +287,13 @@ class StoreConnection:
 
     def _queue_len(self, query: Query) -> None:
         self._reply(_i64(self.space.queue_length(query[1][0])))
+
+
+def _listed(keys: Sequence[bytes]) -> Iterator[bytes]:
+    """Keys, each with its length before it, in parts."""
+    for begin in range(0, len(keys), LISTED_A_PART):
+        part = keys[begin : begin + LISTED_A_PART]
+        yield b"".join([piece for key in part for piece in (_u64(len(key)), key)])
 
 
 _ANSWERS: Final[dict[int, Callable[[StoreConnection, Query], None]]] = {

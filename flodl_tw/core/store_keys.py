@@ -8,9 +8,8 @@ is stored, so an operation that raises has changed nothing.
 from __future__ import annotations
 
 import re
-import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from flodl_tw.core.store_waits import WAIT_BYTES, Wait, Waiting, WaitLines, text_of
@@ -19,15 +18,11 @@ from flodl_tw.core.texts import quoted
 
 WORKERS_KEY: Final = b"init/"
 """Where every client that waits for its world adds one: the only key without a slash before it."""
-LISTED_A_PART: Final = 4096
-"""Keys of one part of a list of them."""
-
 _NUMBER: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)")
 _LONGEST_NUMBER: Final = 4096
 _SURE_DIGITS: Final = 18
 """So many digits fit into 64 bits, whatever they are."""
 _HALF: Final = 1 << 63
-_LENGTH: Final = struct.Struct("<Q")
 
 
 class KeySpace:
@@ -62,12 +57,14 @@ class KeySpace:
         """The bytes that are kept beside what is stored."""
         return self._unfinished + self._waits.size
 
-    def listed(self) -> Iterator[bytes]:
-        """The keys that have a value now, each with its length before it, in parts: a million take half a second."""
+    def listed(self) -> tuple[bytes, ...]:
+        """The keys that have a value now.  Who asks before they change gets the same tuple."""
+        limit = self.limits.keys_a_query
+        if len(self._values) > limit:
+            raise StoreError(f"LIST_KEYS would name {len(self._values)} keys, the limit of one query is {limit}")
         if self._listed is None:
-            # All who ask before the keys change share it.
             self._listed = tuple(self._values)
-        return _listed_in_parts(self._listed)
+        return self._listed
 
     @property
     def workers(self) -> int:
@@ -257,12 +254,6 @@ def number_of(key: bytes, value: bytes | bytearray) -> int:
     if not -_HALF <= number < _HALF:
         raise StoreError(f"the value of {named(key)} is a number of more than 64 bits")
     return number
-
-
-def _listed_in_parts(keys: tuple[bytes, ...]) -> Iterator[bytes]:
-    for begin in range(0, len(keys), LISTED_A_PART):
-        part = keys[begin : begin + LISTED_A_PART]
-        yield b"".join([piece for key in part for piece in (_LENGTH.pack(len(key)), key)])
 
 
 def named(key: bytes) -> str:

@@ -10,15 +10,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+SPARE: Final = 64
+"""Removed waits that a line may remember, and one for every eight that are there."""
+
 
 class Line:
     """The waits for one key, the oldest first."""
 
-    __slots__ = ("key", "waits")
+    __slots__ = ("_removed", "key", "waits")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.waits: dict[Wait, None] = {}
+        self._removed = 0
+
+    def remove(self, wait: Wait) -> None:
+        """One of them waits no longer; nothing happens where it is none of them."""
+        if wait not in self.waits:
+            return
+        del self.waits[wait]
+        self._removed += 1
+        if self._removed > SPARE + len(self.waits) // 8:
+            # Who looks for the first of a dict walks over all that have been removed before it.
+            self.waits = dict(self.waits)
+            self._removed = 0
 
 
 class Wait:
@@ -87,7 +102,7 @@ class WaitLines:
         """Forget a wait."""
         self._end(wait)
         for line in wait.lines:
-            line.waits.pop(wait, None)
+            line.remove(wait)
             if not line.waits and self._lines.get(line.key) is line:
                 self._drop(line)
 
@@ -105,15 +120,22 @@ class WaitLines:
     def arrived_for_one(self, key: bytes) -> Sequence[Wait]:
         """An item has come: it ends the oldest wait that needs nothing else."""
         line = self._lines.get(key)
-        while line is not None and line.waits:
-            wait = next(iter(line.waits))
-            del line.waits[wait]
-            if not line.waits:
-                self._drop(line)
+        if line is None:
+            return ()
+        passed, ended = [], None
+        for wait in line.waits:
+            passed.append(wait)
             if wait.counted_down():
-                self._end(wait)
-                return (wait,)
-        return ()
+                ended = wait
+                break
+        for wait in passed:
+            line.remove(wait)
+        if not line.waits:
+            self._drop(line)
+        if ended is None:
+            return ()
+        self._end(ended)
+        return (ended,)
 
     def waiting(self, now: float, most: int) -> list[Waiting]:
         """What is waited for, the longest first."""

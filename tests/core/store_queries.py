@@ -35,8 +35,7 @@ def many(opcode: Opcode, *fields: bytes, count: int | None = None) -> bytes:
 
 
 def sent(outcome: Outcome) -> bytes:
-    """All that is to be written, the parts of a list as well."""
-    return b"".join(part for reply in outcome.replies for part in ((reply,) if isinstance(reply, bytes) else reply))
+    return b"".join(outcome.replies)
 
 
 def answered(client: StoreConnection, asked: bytes) -> bytes:

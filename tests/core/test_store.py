@@ -5,14 +5,21 @@ from __future__ import annotations
 import struct
 import tracemalloc
 import unittest
-from collections.abc import Iterator
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.core.store import JOIN_BYTES, REPLY_BYTES, Outcome, StoreConnection
-from flodl_tw.core.store_keys import LISTED_A_PART, KeySpace, number_of
+from flodl_tw.core.store import (
+    JOIN_BYTES,
+    LISTED_A_PART,
+    MOST_WAITS,
+    QUERIES_A_FEED,
+    REPLY_BYTES,
+    Outcome,
+    StoreConnection,
+)
+from flodl_tw.core.store_keys import KeySpace, number_of
 from flodl_tw.core.store_waits import WAIT_BYTES, Waiting
 from flodl_tw.core.store_wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreError, StoreLimits
 from tests.core.store_queries import (
@@ -456,14 +463,15 @@ class TestCaps(StoreCase):
         client.lost()
         self.assertEqual((self.space.held, self.space.stored), (0, 0))
 
-    def test_one_reply_is_never_larger_than_all_that_may_be_stored(self) -> None:
-        client = self.client()
-        client.feed(q(Opcode.SET, b"/k", b"x" * 64))
-        self.assert_closed(
-            client,
-            many(Opcode.MULTI_GET, *[b"/k"] * 4),
-            "MULTI_GET asks for 256 bytes, over the store's limit of 200 (--store-max-bytes)",
-        )
+    def test_a_client_has_few_waits_at_a_time(self) -> None:
+        self.space = KeySpace(lambda: self.now, StoreLimits())
+        for asked in (many(Opcode.WAIT, b"/z"), q(Opcode.BARRIER, b"/z", 2)):
+            with self.subTest(asked[:1]):
+                client = self.client()
+                client.feed(many(Opcode.WAIT, b"/a") * MOST_WAITS)
+                self.assertFalse(client.gone)
+                self.assert_closed(client, asked, "8 queries of it wait, the limit is 8, and it has another")
+                self.assertEqual((self.space.held, self.space.key_count), (0, 0))
 
     def test_waits_of_one_connection_name_no_more_than_a_query_may(self) -> None:
         self.space = KeySpace(lambda: self.now, replace(SMALL, total_bytes=2000))
@@ -568,26 +576,95 @@ class TestBigValues(StoreCase):
 class TestLists(StoreCase):
     """A list of keys is made as it goes out: a million of them hold nobody up."""
 
+    def all_parts(self, client: StoreConnection, asked: bytes) -> list[bytes]:
+        """What each feed gave, until nothing is left to be done."""
+        outcome = client.feed(asked)
+        parts = [sent(outcome)]
+        while outcome.more:
+            outcome = client.feed(b"")
+            parts.append(sent(outcome))
+        return parts
+
     def test_a_long_list_has_the_keys_of_its_moment_in_parts(self) -> None:
         client, other = self.client(), self.client()
-        keys = [b"/%d" % number for number in range(2 * LISTED_A_PART + 1)]
+        keys = [b"/" + b"%090d" % number for number in range(6 * LISTED_A_PART)]
         self.space.set_all(dict.fromkeys(keys, b""))
         outcome = client.feed(q(Opcode.LIST_KEYS))
-        other.feed(q(Opcode.SET, b"/new", b"") + q(Opcode.DELETE_KEY, b"/0"))
-        count, parts = outcome.replies
-        assert isinstance(parts, Iterator)
-        made = list(parts)
-        self.assertEqual(len(made), 3)
-        self.assertEqual(count, i64(len(keys)))
-        self.assertEqual(listed(i64(len(keys)) + b"".join(made)), sorted(keys))
-        self.assertEqual(listed(sent(client.feed(q(Opcode.LIST_KEYS)))), sorted([*keys[1:], b"/new"]))
+        first = sent(outcome)
+        self.assertTrue(outcome.more)
+        self.assertLess(len(first), 2 * REPLY_BYTES)
+        # The names that are still to be sent count, since they are kept for this client alone once they are deleted.
+        self.assertGreater(self.space.held, 91 * len(keys))
+        other.feed(q(Opcode.SET, b"/new", b"") + q(Opcode.DELETE_KEY, keys[-1]))
+        rest = self.all_parts(client, b"")
+        self.assertGreater(len(rest), 1)
+        self.assertEqual(listed(first + b"".join(rest)), sorted(keys))
+        self.assertEqual(self.space.held, 0)
+        self.assertEqual(listed(b"".join(self.all_parts(client, q(Opcode.LIST_KEYS)))), sorted([*keys[:-1], b"/new"]))
 
     def test_what_is_asked_after_it_is_answered_after_it(self) -> None:
         client = self.client()
-        client.feed(q(Opcode.SET, b"/k", b""))
-        outcome = client.feed(q(Opcode.LIST_KEYS) + q(Opcode.GETNUMKEYS))
-        self.assertEqual((sent(outcome), outcome.more), (i64(1) + text(b"/k"), True))
-        self.assertEqual(client.feed(b""), Outcome([i64(1)]))
+        self.space.set_all({b"/" + b"%090d" % number: b"" for number in range(4000)})
+        parts = self.all_parts(client, q(Opcode.LIST_KEYS) + q(Opcode.GETNUMKEYS))
+        self.assertEqual(parts[-1][-8:], i64(4000))
+        self.assertEqual(len(b"".join(parts)), 8 + 4000 * 99 + 8)
+
+    def test_more_keys_than_a_query_may_name_are_not_listed(self) -> None:
+        self.space = KeySpace(lambda: self.now, StoreLimits(keys_a_query=4))
+        self.space.set_all({b"/%d" % number: b"" for number in range(5)})
+        why = "LIST_KEYS would name 5 keys, the limit of one query is 4"
+        self.assert_closed(self.client(), q(Opcode.LIST_KEYS), why)
+
+    def test_one_key_named_again_and_again_is_answered_as_there_is_room(self) -> None:
+        for size in (2000, JOIN_BYTES + 1, 100_000):
+            with self.subTest(size):
+                client, value = self.client(), bytes(range(250)) * (size // 250) + bytes(size % 250)
+                client.feed(q(Opcode.SET, b"/k", value))
+                count = 40 * REPLY_BYTES // size
+                tracemalloc.start()
+                self.addCleanup(tracemalloc.stop)
+                outcome = client.feed(many(Opcode.MULTI_GET, *[b"/k"] * count) + q(Opcode.GETNUMKEYS))
+                self.assertTrue(outcome.more)
+                self.assertGreaterEqual(self.space.held, 2 * count)
+                answer = sent(outcome)
+                while outcome.more:
+                    self.assertLess(tracemalloc.get_traced_memory()[0] - len(answer), 4 * MIB)
+                    outcome = client.feed(b"")
+                    self.assertLess(len(sent(outcome)), REPLY_BYTES + 32 * JOIN_BYTES + 8)
+                    answer += sent(outcome)
+                tracemalloc.stop()
+                self.assertTrue(answer == text(value) * count + i64(1))
+                self.assertEqual(self.space.held, 0)
+
+    def test_a_client_that_is_lost_amid_its_answer_holds_nothing(self) -> None:
+        client = self.client()
+        client.feed(q(Opcode.SET, b"/k", bytes(1000)))
+        client.feed(many(Opcode.MULTI_GET, *[b"/k"] * 10_000))
+        self.assertGreater(self.space.held, 20_000)
+        client.lost()
+        self.assertEqual(self.space.held, 0)
+
+
+class TestTurns(StoreCase):
+    """Many queries at once are answered some at a time, so that others have their turn."""
+
+    def test_queries_of_a_byte_are_answered_some_at_a_time(self) -> None:
+        client = self.client()
+        outcome = client.feed(q(Opcode.GETNUMKEYS) * (2 * QUERIES_A_FEED + 1))
+        for count, more in ((QUERIES_A_FEED, True), (QUERIES_A_FEED, True), (1, False)):
+            self.assertEqual((sent(outcome), outcome.more), (i64(0) * count, more))
+            outcome = client.feed(b"")
+        self.assertEqual(outcome, Outcome())
+
+    def test_as_many_as_are_taken_leave_nothing_to_be_done(self) -> None:
+        self.assertFalse(self.client().feed(q(Opcode.GETNUMKEYS) * QUERIES_A_FEED).more)
+
+    def test_what_is_left_of_an_unfinished_query_asks_for_no_turn(self) -> None:
+        client = self.client()
+        outcome = client.feed(q(Opcode.GETNUMKEYS) * QUERIES_A_FEED + q(Opcode.GET, b"/k")[:-1])
+        self.assertTrue(outcome.more)
+        self.assertEqual(client.feed(b""), Outcome())
+        self.assert_answer(client, b"k", text(b""))
 
 
 class TestForPeople(StoreCase):
