@@ -174,7 +174,7 @@ class StoreConnection:
         for wait in waits:
             owner: StoreConnection = wait.owner
             del owner._waits[wait]
-            owner._names -= len(wait.lines)
+            owner._names -= len(wait.keys)
             if owner is self:
                 self._reply(DONE)
             else:
@@ -238,7 +238,7 @@ class StoreConnection:
             self._reply(DONE)
         else:
             self._waits[wait] = None
-            self._names += len(wait.lines)
+            self._names += len(wait.keys)
 
     def _cancel_wait(self, query: Query) -> None:
         self._cancel()

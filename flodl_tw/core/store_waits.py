@@ -6,51 +6,30 @@ come and is deleted again is not waited for a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-
-SPARE: Final = 64
-"""Removed waits that a line may remember, and one for every eight that are there."""
-
-
-class Line:
-    """The waits for one key, the oldest first."""
-
-    __slots__ = ("_removed", "key", "waits")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.waits: dict[Wait, None] = {}
-        self._removed = 0
-
-    def remove(self, wait: Wait) -> None:
-        """One of them waits no longer; nothing happens where it is none of them."""
-        if wait not in self.waits:
-            return
-        del self.waits[wait]
-        self._removed += 1
-        if self._removed > SPARE + len(self.waits) // 8:
-            # Who looks for the first of a dict walks over all that have been removed before it.
-            self.waits = dict(self.waits)
-            self._removed = 0
 
 
 class Wait:
     """A query that is answered later: ``missing`` of its keys have not come since ``since``."""
 
-    __slots__ = ("lines", "missing", "owner", "since")
+    __slots__ = ("keys", "missing", "owner", "since")
 
-    def __init__(self, owner: Any, lines: tuple[Line, ...], since: float) -> None:
+    def __init__(self, owner: Any, keys: Collection[bytes], since: float) -> None:
         self.owner = owner
-        self.lines = lines
-        self.missing = len(lines)
+        self.keys = tuple(keys)
+        self.missing = len(self.keys)
         self.since = since
 
     def counted_down(self) -> bool:
         """One of its keys has come; whether it was the last."""
         self.missing -= 1
         return not self.missing
+
+
+Line = Wait | dict[Wait, None]
+"""Who waits for one key, the oldest first: a wait alone, as nearly always, costs no line of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,49 +68,57 @@ class WaitLines:
         """Those of ``keys`` that nobody waits for yet."""
         return [key for key in keys if key not in self._lines]
 
-    def add(self, owner: Any, keys: Iterable[bytes], since: float) -> Wait:
+    def add(self, owner: Any, keys: Collection[bytes], since: float) -> Wait:
         """Register a wait for ``keys``, each named once."""
-        wait = Wait(owner, tuple(map(self._line, keys)), since)
-        for line in wait.lines:
-            line.waits[wait] = None
+        wait = Wait(owner, keys, since)
+        lines = self._lines
+        for key in wait.keys:
+            line = lines.get(key)
+            if line is None:
+                lines[key] = wait
+                self.size += len(key)
+            elif isinstance(line, Wait):
+                lines[key] = {line: None, wait: None}
+            else:
+                line[wait] = None
         self._waits[wait] = None
-        self.size += WAIT_BYTES * len(wait.lines)
+        self.size += WAIT_BYTES * len(wait.keys)
         return wait
 
     def cancel(self, wait: Wait) -> None:
         """Forget a wait."""
         self._end(wait)
-        for line in wait.lines:
-            line.remove(wait)
-            if not line.waits and self._lines.get(line.key) is line:
-                self._drop(line)
+        lines = self._lines
+        for key in wait.keys:
+            line = lines.get(key)
+            if line is wait:
+                self._drop(key)
+            elif isinstance(line, dict):
+                line.pop(wait, None)
+                if not line:
+                    self._drop(key)
 
     def arrived(self, key: bytes) -> Sequence[Wait]:
         """A key has come for all who wait for it: the waits that this ends."""
-        line = self._lines.get(key)
-        if line is None:
+        if key not in self._lines:
             return ()
-        self._drop(line)
-        ended = [wait for wait in line.waits if wait.counted_down()]
+        ended = [wait for wait in _waits_of(self._drop(key)) if wait.counted_down()]
         for wait in ended:
             self._end(wait)
         return ended
 
     def arrived_for_one(self, key: bytes) -> Sequence[Wait]:
         """An item has come: it ends the oldest wait that needs nothing else."""
-        line = self._lines.get(key)
-        if line is None:
+        if key not in self._lines:
             return ()
-        passed, ended = [], None
-        for wait in line.waits:
-            passed.append(wait)
-            if wait.counted_down():
-                ended = wait
-                break
-        for wait in passed:
-            line.remove(wait)
-        if not line.waits:
-            self._drop(line)
+        line = iter(_waits_of(self._lines[key]))
+        ended = next((wait for wait in line if wait.counted_down()), None)
+        # Those before it have seen an item come, and wait for what else they need.
+        rest = dict.fromkeys(line)
+        if rest:
+            self._lines[key] = rest
+        else:
+            self._drop(key)
         if ended is None:
             return ()
         self._end(ended)
@@ -141,28 +128,25 @@ class WaitLines:
         """What is waited for, the longest first."""
         first: dict[bytes, Waiting] = {}
         for wait in self._waits:
-            for line in wait.lines:
+            for key in wait.keys:
                 if len(first) == most:
                     return list(first.values())
-                if wait in line.waits and self._lines.get(line.key) is line and line.key not in first:
-                    secs = max(0.0, now - wait.since)
-                    first[line.key] = Waiting(text_of(line.key), len(line.waits), secs)
+                waits = _waits_of(self._lines.get(key, {}))
+                if wait in waits and key not in first:
+                    first[key] = Waiting(text_of(key), len(waits), max(0.0, now - wait.since))
         return list(first.values())
 
     def _end(self, wait: Wait) -> None:
         del self._waits[wait]
-        self.size -= WAIT_BYTES * len(wait.lines)
+        self.size -= WAIT_BYTES * len(wait.keys)
 
-    def _line(self, key: bytes) -> Line:
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(key)
-            self.size += len(key)
-        return line
+    def _drop(self, key: bytes) -> Line:
+        self.size -= len(key)
+        return self._lines.pop(key)
 
-    def _drop(self, line: Line) -> None:
-        del self._lines[line.key]
-        self.size -= len(line.key)
+
+def _waits_of(line: Line) -> Collection[Wait]:
+    return (line,) if isinstance(line, Wait) else line
 
 
 def text_of(key: bytes) -> str:
