@@ -50,6 +50,7 @@ REHEARSE_OPTIONS: Final = (
     ("secs", "N", "how long the ranks train once the world has formed [default: 60]"),
 )
 COMMANDS: Final = ("join", "run", "status", "start", "abort", "rehearse", "token")
+WITH_PROGRAM: Final = ("join", "run")
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,8 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ours and ours[0] in COMMANDS:
         # The outer parser speaks for the commands, too.
         parser.page = f"flodl-tw {ours[0]}"
-        parser.has_program = ours[0] in ("join", "run") and split == len(words)
+        parser.has_program = ours[0] in WITH_PROGRAM and split == len(words)
     parsed = parser.parse_args(ours)
+    if program and parsed.command not in WITH_PROGRAM:
+        parser.error(f"{parsed.command} runs no program, so nothing may stand after --")
     options = {name.replace("_", "-"): value for name, value in vars(parsed).items()}
     return _guarded(parsed.run, options, program)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
@@ -16,8 +17,9 @@ PERMANENT: Final = 2
 
 
 def say(line: str) -> None:
-    """A line of ours, on standard error."""
-    print(f"flodl-tw: {line}", file=sys.stderr)
+    """A line of ours, on standard error.  Where nobody can be told, nothing else must come of it."""
+    with suppress(OSError):
+        print(f"flodl-tw: {line}", file=sys.stderr, flush=True)
 
 
 class Printer:

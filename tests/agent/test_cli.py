@@ -39,6 +39,11 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     (("token", "--mode", "644"), "unrecognized arguments: --mode; "),
     (("join", "gpu-a", "--nprocs", "1"), "unrecognized arguments: --nprocs 1; "),
     (("join", "gpu-a", "--nproc"), "argument --nproc: expected one argument; flodl-tw join --help lists the options"),
+    (
+        ("token", "--", "-x"),
+        "token runs no program, so nothing may stand after --; flodl-tw token --help lists the options",
+    ),
+    (("status", "gpu-a", "--", "true"), "status runs no program, so nothing may stand after --; "),
     (("join", "gpu-a", "--persis"), "unrecognized arguments: --persis; "),
     (
         ("join", "gpu-a", "python", "x.py"),
