@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
@@ -18,8 +17,15 @@ PERMANENT: Final = 2
 
 def say(line: str) -> None:
     """A line of ours, on standard error.  Where nobody can be told, nothing else must come of it."""
-    with suppress(OSError):
+    try:
         print(f"flodl-tw: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        _to_nowhere(2)
+
+
+def _to_nowhere(descriptor: int) -> None:
+    """What Python still holds for it would fail again when it ends, with a status of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 class Printer:
@@ -35,13 +41,13 @@ class Printer:
         except UnicodeEncodeError:
             print(line.encode("ascii", "backslashreplace").decode(), flush=True)
         except BrokenPipeError:
-            # Its reader has seen enough; what Python still holds of it goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            # Its reader has seen enough.
+            _to_nowhere(1)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
         except OSError as error:
             say(f"standard output cannot be written: {error.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _to_nowhere(1)
             self.failed = True
 
 
