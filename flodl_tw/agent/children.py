@@ -178,17 +178,19 @@ class Children:
             self._poll = self.clock.callLater(0, self._look)
 
     def _look(self) -> None:
-        left = {
-            session: pids for session, pids in self._guardian.sessions.processes().items() if session in self._sessions
-        }
+        left = self._guardian.sessions.left(self._sessions)
         now = self.clock.seconds()
         if not left and not self.running:
             self._drain()
             return
         if self._kill_at is None and not self.running:
             count = sum(map(len, left.values()))
-            self._say(f"the ranks have exited and left {count} processes behind: ending them")
-            self.stop()
+            if count:
+                self._say(f"the ranks have exited and left {count} processes behind: ending them")
+                self.stop()
+            else:
+                # Nothing that can be seen, and it is not kept long.
+                self._poll = self.clock.callLater(POLL_SECS, self._look)
             return
         if self._kill_at is not None and now >= self._kill_at:
             if now >= self._kill_at + KERNEL_SECS:

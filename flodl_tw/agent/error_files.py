@@ -10,9 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from flodl_tw.agent.guardian import FOLDERS
 from flodl_tw.core.reports import MAX_ERROR_FILE, RankError, read_error_file
 
 READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+NAMED: Final = f"{FOLDERS}{os.urandom(8).hex()}-"
+"""How the names of this process's folders begin, and those of no other: a temporary directory may be shared."""
+
+
+def beginning() -> str | None:
+    """What the paths of all our folders begin with; None where there is no place for any.
+
+    So the guardian knows what to remove, should we be killed.
+    """
+    try:
+        return os.path.join(tempfile.gettempdir(), NAMED)
+    except OSError:
+        return None
 
 
 class ErrorFiles:
@@ -24,7 +38,7 @@ class ErrorFiles:
     def open(self, say: Callable[[str], None]) -> None:
         """Make the folder; a host where that cannot be does without."""
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="flodl-tw-errors-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=NAMED))
         except OSError as error:
             say(f"no folder for error files can be made ({error.strerror}): exceptions of ranks are not reported")
 

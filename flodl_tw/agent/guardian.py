@@ -3,9 +3,10 @@
 The agent holds its standard input, a pipe, and writes a line for each session:
 ``+ID`` before the session's first program runs, ``.ID`` when that program has
 exited, ``-ID`` when no process of the session is left.  When the pipe ends,
-whatever is recorded gets SIGTERM, and after the grace SIGKILL.
+whatever is recorded gets SIGTERM, and after the grace SIGKILL; then the agent's
+folders of error files go, whose paths begin with PREFIX.
 
-usage: guardian.py GRACE_SECONDS
+usage: guardian.py GRACE_SECONDS [PREFIX]
 
 It runs without the package around it, on the standard library alone, so that
 it is small and starts at once.  The agent imports ``Sessions`` from here.
@@ -15,12 +16,17 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Collection
 
 POLL_SECS = 0.05
 """How often a session that is ending is looked at."""
+FOLDERS = "flodl-tw-errors-"
+"""How the name of every agent's folder begins; what tells one agent's from another's comes after it."""
+UNSEEN_LOOKS = 5
+"""How often a session may be looked at without a process of it being seen, though something of it is there."""
 PATIENCE_SECS = 60.0
 """After SIGKILL: a process that even that does not end waits in the kernel, and nobody can help."""
 
@@ -33,6 +39,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._reaped: dict[int, bool] = {}
+        self._unseen: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._reaped)
@@ -53,18 +60,66 @@ class Sessions:
     def forget(self, session: int) -> None:
         """No process of it is left."""
         self._reaped.pop(session, None)
+        self._unseen.pop(session, None)
 
     def processes(self) -> dict[int, list[int]]:
-        """The processes of each session that has any, as /proc shows them; those that wait to be reaped are none."""
-        found: dict[int, list[int]] = {}
+        """The processes of each session that has any; those that wait to be reaped are none."""
+        return {session: list(found) for session, found in self._look().items()}
+
+    def left(self, only: Collection[int] | None = None) -> dict[int, list[int]]:
+        """The same (of ``only``), for one who waits for their end and asks again until there is none.
+
+        What forks and exits on and on is there, and /proc hardly ever shows it,
+        so a session counts while there is anything of its group.  If that only
+        waits to be reaped, it may do so for ever: after ``UNSEEN_LOOKS`` it gets
+        SIGKILL, and counts no more.
+        """
+        found = {session: pids for session, pids in self.processes().items() if only is None or session in only}
+        for session in self._reaped:
+            if only is not None and session not in only:
+                continue
+            if session in found:
+                self._unseen.pop(session, None)
+            elif self._has_group(session):
+                looks = self._unseen[session] = self._unseen.get(session, 0) + 1
+                if looks < UNSEEN_LOOKS:
+                    found[session] = []
+                else:
+                    self._signal_group(session, signal.SIGKILL)
+        return found
+
+    def signal(self, number: int, only: Collection[int] | None = None) -> int:
+        """Send a signal to every process of the sessions (of ``only``, where given); gives how many were seen."""
+        count = 0
+        found = self._look()
+        for session in list(self._reaped):
+            if only is not None and session not in only:
+                continue
+            groups = found.get(session, {})
+            count += len(groups)
+            # A whole group at once: what forks meanwhile can't slip through.
+            for group in {session, *groups.values()} if self._has_group(session) else set(groups.values()):
+                self._signal_group(group, number)
+        return count
+
+    def _signal_group(self, group: int, number: int) -> None:
+        try:
+            os.killpg(group, number)
+        except OSError:
+            return
+
+    def _look(self) -> dict[int, dict[int, int]]:
+        """What /proc shows of the sessions: the group of each process of theirs."""
+        found: dict[int, dict[int, int]] = {}
         taken = set()
-        for name in os.listdir("/proc"):
+        # The newest first: they may be gone the soonest.
+        for name in reversed(os.listdir("/proc")):
             if not name.isdecimal():
                 continue
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     # After the command, which may hold anything: state, parent, group, session.
-                    state, _, _, session = file.read().rpartition(b")")[2].split()[:4]
+                    state, _, group, session = file.read().rpartition(b")")[2].split()[:4]
             except OSError:
                 continue
             number = int(session)
@@ -74,25 +129,28 @@ class Sessions:
                 # The system gave the id to a new process, which it does only once the old session is gone.
                 taken.add(number)
             elif state not in (b"Z", b"X"):
-                found.setdefault(number, []).append(int(name))
+                found.setdefault(number, {})[int(name)] = int(group)
         for number in taken:
             found.pop(number, None)
             self.forget(number)
         return found
 
-    def signal(self, number: int, only: Collection[int] | None = None) -> int:
-        """Send a signal to every process of the sessions (of ``only``, where given); gives how many there were."""
-        count = 0
-        for session, pids in self.processes().items():
-            if only is not None and session not in only:
-                continue
-            for pid in pids:
-                count += 1
-                try:
-                    os.kill(pid, number)
-                except OSError:
-                    continue
-        return count
+    def _has_group(self, session: int) -> bool:
+        """Whether anything is there of the group that a session's leader began with, be it only to be reaped."""
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass
+        if not self._reaped[session]:
+            return True
+        try:
+            os.getsid(session)
+        except OSError:
+            return True
+        # The id is another's by now.
+        return False
 
 
 def follow(descriptor: int, sessions: Sessions) -> None:
@@ -113,10 +171,45 @@ def end(sessions: Sessions, grace: float) -> None:
     sessions.signal(signal.SIGTERM)
     # One that was stopped acts on it once it goes on.
     sessions.signal(signal.SIGCONT)
-    while sessions.processes() and (now := time.monotonic()) < deadline + PATIENCE_SECS:
+    while sessions.left() and (now := time.monotonic()) < deadline + PATIENCE_SECS:
         if now >= deadline:
             sessions.signal(signal.SIGKILL)
         time.sleep(POLL_SECS)
+
+
+def clear(prefix: str) -> None:
+    """Remove the folders whose paths begin so, and the regular files in them.
+
+    Anybody may make something of such a name in a temporary directory, and a
+    rank may put anything into its folder: what is another user's, a link, or no
+    regular file stays, and so does the folder that it is in.
+    """
+    base, start = os.path.split(prefix)
+    if not start.startswith(FOLDERS) or start == FOLDERS:
+        return
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(start):
+            try:
+                _remove(os.path.join(base, name))
+            except OSError:
+                continue
+
+
+def _remove(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            return
+        for name in os.listdir(folder):
+            if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
+    os.rmdir(path)
 
 
 def main() -> None:
@@ -127,16 +220,22 @@ def main() -> None:
     sessions = Sessions()
     follow(0, sessions)
     left = len(sessions.processes())
-    if not left:
-        return
     end(sessions, float(sys.argv[1]))
-    # Only now, and without waiting: nobody may be reading it.
+    if len(sys.argv) > 2 and not sessions.processes():
+        # An agent that has ended in an orderly way has left none.
+        clear(sys.argv[2])
+    if left:
+        _say_ended(left)
+
+
+def _say_ended(left: int) -> None:
+    """Only at the end, and without waiting: nobody may be reading it."""
+    what = "1 session that it left has been ended" if left == 1 else f"{left} sessions that it left have been ended"
     try:
         os.set_blocking(2, False)
-        what = "1 session that it left has been ended" if left == 1 else f"{left} sessions that it left have been ended"
         os.write(2, f"flodl-tw: the agent was gone, and {what}\n".encode())
     except OSError:
-        pass
+        return
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
-from flodl_tw.agent import guardian
+from flodl_tw.agent import error_files, guardian
 from flodl_tw.agent.guardian import Sessions
 
 GO: Final = 3
@@ -169,7 +169,9 @@ class Guardian(ProcessProtocol):
         _listOpenFDs()
         theirs, self._pipe = os.pipe()
         ours, go = _go_pipe()
+        folders = error_files.beginning()
         words = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), str(self._grace)]
+        words += [] if folders is None else [folders]
         try:
             SessionProcess(
                 self._reactor,

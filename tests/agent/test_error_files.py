@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from flodl_tw.agent.error_files import ErrorFiles
+from flodl_tw.agent.error_files import ErrorFiles, beginning
 from flodl_tw.core.reports import MAX_ERROR_FILE, RankError
 
 BOOM = RankError("ValueError", "boom", "")
@@ -47,6 +48,17 @@ class TestFolder(ErrorFilesTestCase):
         self.assertEqual(stat.S_IMODE(folder.stat().st_mode), 0o700)
         self.assertEqual(list(folder.iterdir()), [])
         self.assertTrue(folder.name.startswith("flodl-tw-errors-"))
+
+    def test_the_guardian_can_know_it_by_the_beginning_of_its_path(self) -> None:
+        with mock.patch.object(tempfile, "tempdir", str(self.base)):
+            begins = beginning()
+        assert begins is not None
+        self.assertRegex(begins, rf"\A{re.escape(str(self.base))}/flodl-tw-errors-[0-9a-f]{{16}}-\Z")
+        self.assertTrue(str(self.path().parent).startswith(begins))
+
+    def test_where_nothing_temporary_can_be_made_there_is_no_beginning(self) -> None:
+        with mock.patch.object(tempfile, "gettempdir", side_effect=FileNotFoundError(2, "No usable directory")):
+            self.assertIsNone(beginning())
 
     def test_each_rank_has_a_file_of_its_own(self) -> None:
         self.assertEqual(

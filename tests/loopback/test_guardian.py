@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
 
 from flodl_tw.agent import guardian
-from flodl_tw.agent.guardian import Sessions, end, follow
+from flodl_tw.agent.guardian import FOLDERS, Sessions, clear, end, follow
+from tests.loopback.agents import PATIENCE, PYTHON, AgentTestCase, is_stopped
 from tests.loopback.process import WAIT, alive, until
 
 SLEEP = ("sleep", "60")
@@ -22,6 +25,20 @@ FAMILY = ("sh", "-c", "sleep 60 & echo $!; wait")
 """Prints its child's id."""
 ORPHAN = ("sh", "-c", "sleep 60 >/dev/null & echo $!")
 """The same, and leaves it behind."""
+RUNS = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.005)
+"""
+"""Is another process every few milliseconds, and its output the same."""
+LEAVES = "trap 'echo boom >\"$1/rank.001.json\" && exit 7; exit 8' TERM\necho ready\nwhile :; do sleep 0.05; done"
+"""A script that leaves an error file in a folder when it is told to end."""
+NEVER = 2 * PATIENCE
+"""A grace that no test waits for, unless it fails."""
 
 
 class SessionTestCase(unittest.TestCase):
@@ -101,6 +118,19 @@ class TestSessions(SessionTestCase):
         self.assertEqual(sessions.signal(signal.SIGKILL), 1)
         until(lambda: not sessions.processes(), "the end of what was left")
 
+    def test_what_forks_and_exits_on_and_on_is_ended_too(self) -> None:
+        for _ in range(5):
+            process = self.start(*PYTHON, RUNS)
+            self.assertEqual(self.line(process), "ready")
+            process.wait(WAIT)
+            sessions = self.recorded(process)
+            sessions.leader_gone(process.pid)
+            end(sessions, 0.1)
+            assert process.stdout is not None
+            # It ends with the last process that holds it.
+            self.assertTrue(select.select([process.stdout], [], [], WAIT)[0])
+            self.assertEqual(process.stdout.read(), "")
+
     def test_an_id_that_a_new_process_has_is_not_the_old_session(self) -> None:
         process = self.start(*SLEEP)
         sessions = self.recorded(process)
@@ -168,8 +198,15 @@ class TestEnd(SessionTestCase):
     def test_who_obeys_goes_by_sigterm_and_nobody_waits_for_the_grace(self) -> None:
         process = self.start(*SLEEP)
         began = time.monotonic()
-        end(self.recorded(process), 30)
-        self.assertLess(time.monotonic() - began, 10)
+        end(self.recorded(process), NEVER)
+        self.assertLess(time.monotonic() - began, PATIENCE)
+        self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
+
+    def test_who_was_stopped_goes_by_sigterm_too(self) -> None:
+        process = self.start(*SLEEP)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(process.pid), "that it has stopped")
+        end(self.recorded(process), NEVER)
         self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
 
     def test_who_ignores_sigterm_is_killed_after_the_grace_and_not_before(self) -> None:
@@ -182,26 +219,103 @@ class TestEnd(SessionTestCase):
 
     def test_nothing_to_end_takes_no_time(self) -> None:
         began = time.monotonic()
-        end(Sessions(), 30)
-        self.assertLess(time.monotonic() - began, 5)
+        end(Sessions(), NEVER)
+        self.assertLess(time.monotonic() - began, PATIENCE)
 
 
-class TestProcess(SessionTestCase):
+class FolderTestCase(unittest.TestCase):
+    """A temporary directory of the test's own, with two of an agent's folders of error files."""
+
+    def setUp(self) -> None:
+        made = tempfile.TemporaryDirectory(prefix="flodl-tw-")
+        self.addCleanup(made.cleanup)
+        self.base = Path(made.name)
+        self.prefix = str(self.base / f"{FOLDERS}0123abcd-")
+        self.first, self.second = (self.folder(f"0123abcd-{name}") for name in ("one", "two"))
+
+    def folder(self, name: str) -> Path:
+        """A folder with a rank's error file in it."""
+        folder = self.base / f"{FOLDERS}{name}"
+        folder.mkdir(0o700)
+        (folder / "rank.000.json").write_text("{}")
+        return folder
+
+    def left(self) -> list[str]:
+        """What the temporary directory holds."""
+        return sorted(path.name for path in self.base.iterdir())
+
+
+class TestClear(FolderTestCase):
+    """The folders of error files: those of one agent go, and nothing else does."""
+
+    def test_the_folders_of_the_agent_go_with_the_files_in_them(self) -> None:
+        (self.second / "rank.000.json").unlink()
+        (self.first / "rank.001.json").touch()
+        clear(self.prefix)
+        self.assertEqual(self.left(), [])
+
+    def test_what_another_agent_has_stays(self) -> None:
+        other = self.folder("89ef-one")
+        (self.base / f"{FOLDERS}0123abcd-file").touch()
+        clear(self.prefix)
+        self.assertEqual(self.left(), [f"{FOLDERS}0123abcd-file", other.name])
+        self.assertEqual([path.name for path in other.iterdir()], ["rank.000.json"])
+
+    def test_no_link_is_followed_and_what_is_no_file_stays_with_its_folder(self) -> None:
+        elsewhere = self.base / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "kept").touch()
+        (self.base / f"{FOLDERS}0123abcd-link").symlink_to(elsewhere)
+        (self.first / "rank.001.json").symlink_to(elsewhere / "kept")
+        (self.first / "rank.002.json").symlink_to(elsewhere)
+        os.mkfifo(self.first / "rank.003.json")
+        (self.first / "rank.004.json").mkdir()
+        clear(self.prefix)
+        self.assertEqual(self.left(), ["elsewhere", f"{FOLDERS}0123abcd-link", self.first.name])
+        self.assertEqual(
+            sorted(path.name for path in self.first.iterdir()), [f"rank.{rank:03d}.json" for rank in range(1, 5)]
+        )
+        self.assertEqual([path.name for path in elsewhere.iterdir()], ["kept"])
+
+    def test_another_users_folder_stays(self) -> None:
+        if os.geteuid():
+            self.skipTest("only root can give a folder to another user")
+        os.chown(self.first, 65534, 65534)
+        clear(self.prefix)
+        self.assertEqual(self.left(), [self.first.name])
+        self.assertTrue((self.first / "rank.000.json").exists())
+
+    def test_a_beginning_that_is_not_one_agents_is_none(self) -> None:
+        everything = self.left()
+        for prefix in ("", f"{self.base}", f"{self.base}/", f"{self.base}/{FOLDERS[:-1]}", f"{self.base}/{FOLDERS}"):
+            with self.subTest(prefix=prefix):
+                clear(prefix)
+                self.assertEqual(self.left(), everything)
+                self.assertTrue((self.first / "rank.000.json").exists())
+        clear(str(self.base / "nowhere" / f"{FOLDERS}0123abcd-"))
+
+
+class TestProcess(SessionTestCase, FolderTestCase):
     """The whole of it, as an agent starts it."""
 
     def setUp(self) -> None:
+        super().setUp()
+        self.begin(0.4)
+
+    def begin(self, grace: float) -> None:
+        """A guardian, with the folders of an agent to remove."""
         self.guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guardian.__file__)), "0.4"],
+            [sys.executable, "-I", "-S", str(Path(guardian.__file__)), str(grace), self.prefix],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             text=True,
         )
-        self.addCleanup(self.close)
+        self.addCleanup(self.close, self.guardian)
 
-    def close(self) -> None:
-        self.guardian.kill()
-        self.guardian.communicate()
+    def close(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate()
 
     def tell(self, *lines: str) -> None:
         assert self.guardian.stdin is not None
@@ -255,6 +369,35 @@ class TestProcess(SessionTestCase):
         self.tell(f"+{process.pid}", f".{process.pid}", f"-{process.pid}")
         self.assertEqual(self.ended(), "")
 
+    def test_the_agents_folders_go_with_the_pipe_and_not_before(self) -> None:
+        process = self.start("true")
+        process.wait(WAIT)
+        self.tell(f"+{process.pid}", f".{process.pid}", f"-{process.pid}")
+        # It has come as far as its lines.
+        until(lambda: self.ignores(signal.SIGUSR2), "that SIGUSR2 is ignored")
+        self.assertEqual(self.left(), [self.first.name, self.second.name])
+        self.assertEqual(self.ended(), "")
+        self.assertEqual(self.left(), [])
+
+    def test_they_are_there_until_the_last_session_is_gone(self) -> None:
+        self.begin(NEVER)
+        process = self.start("sh", "-c", LEAVES, "sh", str(self.first))
+        self.assertEqual(self.line(process), "ready")
+        self.tell(f"+{process.pid}")
+        self.assertEqual(self.ended(), "flodl-tw: the agent was gone, and 1 session that it left has been ended\n")
+        # It could still write what it died of.
+        self.assertEqual(process.wait(WAIT), 7)
+        self.assertEqual(self.left(), [])
+
+    def test_without_folders_it_does_its_work(self) -> None:
+        self.prefix = ""
+        self.begin(NEVER)
+        process = self.start(*SLEEP)
+        self.tell(f"+{process.pid}")
+        self.ended()
+        self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
+        self.assertEqual(self.left(), [self.first.name, self.second.name])
+
     def test_what_ends_an_agent_does_not_end_it(self) -> None:
         process = self.start(*SLEEP)
         self.tell(f"+{process.pid}")
@@ -265,3 +408,34 @@ class TestProcess(SessionTestCase):
         self.assertIsNone(self.guardian.poll())
         self.assertEqual(self.ended(), "flodl-tw: the agent was gone, and 1 session that it left has been ended\n")
         self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
+
+
+# Leaves an error file, and says so; goes on then.
+LEAVES_ERROR = """
+import os, time
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    file.write("{}")
+print("left", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+class TestAgent(AgentTestCase):
+    """A real agent that is killed."""
+
+    def test_its_folder_of_error_files_is_gone_after_its_ranks(self) -> None:
+        controller = self.start("--target-ranks", "2", "--after-run", "hold")
+        base = self.folder()
+        agent = self.join(
+            controller.port, "gpu-a", "--nproc", "2", program=(*PYTHON, LEAVES_ERROR), environ={"TMPDIR": str(base)}
+        )
+        until(lambda: agent.out.count(b"left\n") == 2, "two error files", PATIENCE)
+        (folder,) = base.iterdir()
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["rank.000.json", "rank.001.json"])
+        children = agent.children()
+        self.killed_at_the_end(*children)
+        agent.process.kill()
+        agent.process.wait()
+        self.all_gone(children)
+        self.assertEqual(list(base.iterdir()), [])
