@@ -66,6 +66,15 @@ class TestLogs(unittest.TestCase):
         self.assertEqual(len(self.said), 2)
         self.assertIn("rank.000.err cannot be opened (something that is no regular file is there)", self.said[1])
 
+    def test_neither_is_a_link_to_a_device_a_file(self) -> None:
+        path = self.folder / "rank.000.out"
+        path.symlink_to("/dev/full")
+        self.assertEqual(list(self.files(Logs(self.folder, self.said.append), 0)), [ERR])
+        self.assertEqual(
+            self.said,
+            [f"--log-dir: {path} cannot be opened (something that is no regular file is there); going on without it"],
+        )
+
     def test_nothing_that_is_started_inherits_them(self) -> None:
         for descriptor in self.files(Logs(self.folder, self.said.append), 0).values():
             self.assertFalse(os.get_inheritable(descriptor))

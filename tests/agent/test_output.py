@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from flodl_tw.agent.output import MAX_LINE, LineCutter, Sink
 
 PREFIX = b"[gpu-a:r3] "
-SECONDS = 20.0
+SECONDS = 60.0
 """How long a test waits for what must happen."""
 
 MODEST = settings(max_examples=200, deadline=None, database=None)
@@ -271,7 +270,7 @@ class LongLineTests(unittest.TestCase):
 class Owner:
     """The reactor's side of a sink: what it was told, in order."""
 
-    def __init__(self, test: unittest.TestCase, high: int = 1 << 16, low: int = 1 << 14) -> None:
+    def __init__(self, test: SinkTestCase, high: int = 1 << 16, low: int = 1 << 14) -> None:
         self.told: list[str] = []
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.sink = Sink(
@@ -282,7 +281,7 @@ class Owner:
             low,
             broke=lambda fd, error: self.told.append(f"broke: {error.strerror}"),
         )
-        test.addCleanup(self.sink.close, 0)
+        test.sinks.append(self.sink)
 
     def turn(self) -> None:
         """Do what the thread asks for next."""
@@ -290,17 +289,47 @@ class Owner:
 
 
 class SinkTestCase(unittest.TestCase):
-    """With pipes that are closed at the end."""
+    """With pipes that are closed at the end.
+
+    A sink's thread may still be at a write then, and must not find another
+    test's descriptor under the number: what it writes to is closed after its end.
+    """
+
+    def setUp(self) -> None:
+        self.sinks: list[Sink] = []
+        self.readers: list[int] = []
+        self.others: list[int] = []
+        self.addCleanup(self._shut)
 
     def pipe(self, blocking: bool = True) -> tuple[int, int]:
         reader, writer = os.pipe()
         os.set_blocking(writer, blocking)
-        for end in (reader, writer):
-            self.addCleanup(self.shut, end)
-        return reader, writer
+        self.readers.append(reader)
+        return reader, self.held(writer)
+
+    def held(self, fd: int) -> int:
+        """A descriptor that is to be open until the end."""
+        self.others.append(fd)
+        return fd
 
     def shut(self, fd: int) -> None:
-        with contextlib.suppress(OSError):
+        """Close one of them now."""
+        for fds in (self.readers, self.others):
+            if fd in fds:
+                fds.remove(fd)
+        os.close(fd)
+
+    def _shut(self) -> None:
+        for sink in self.sinks:
+            sink.close(0)
+        # This ends a write that nobody takes.
+        for fd in self.readers:
+            os.close(fd)
+        for sink in self.sinks:
+            if sink._thread is not None:
+                sink._thread.join(SECONDS)
+                self.assertFalse(sink._thread.is_alive())
+        for fd in self.others:
             os.close(fd)
 
     def read(self, reader: int, count: int) -> bytes:
@@ -375,8 +404,7 @@ class SinkTests(SinkTestCase):
     def test_a_descriptor_that_looks_writable_and_is_not_is_tried_again(self) -> None:
         owner, (reader, writer) = Owner(self), self.pipe()
         # A counter takes what fits beside its value, and looks writable while that is 1.
-        counter = os.eventfd(1, os.EFD_NONBLOCK)
-        self.addCleanup(self.shut, counter)
+        counter = self.held(os.eventfd(1, os.EFD_NONBLOCK))
         owner.sink.write(counter, b"\xfe" + b"\xff" * 7)
         owner.sink.write(writer, b"heard\n")
         self.assertEqual(self.read(reader, 6), b"heard\n")
@@ -387,19 +415,14 @@ class SinkTests(SinkTestCase):
 
     def test_one_write_is_not_mixed_with_another(self) -> None:
         owner, (reader, writer) = Owner(self), self.pipe()
-        twin = os.dup(writer)
-        self.addCleanup(self.shut, twin)
+        twin = self.held(os.dup(writer))
         blocks = [bytes([65 + number]) * 9_999 + b"\n" for number in range(20)]
         for number, block in enumerate(blocks):
             owner.sink.write((writer, twin)[number % 2], block)
         self.assertEqual(self.read(reader, 200_000), b"".join(blocks))
 
     def test_a_file_gets_all_of_it(self) -> None:
-        owner, (reader, writer) = Owner(self), os.pipe()
-        for end in (reader, writer):
-            self.addCleanup(self.shut, end)
-        file = os.memfd_create("output")
-        self.addCleanup(self.shut, file)
+        owner, file = Owner(self), self.held(os.memfd_create("output"))
         text = b"line\n" * 100_000 + b"x" * 10_000
         owner.sink.write(file, text)
         self.assertEqual(owner.sink.close(SECONDS), 0)
@@ -413,7 +436,7 @@ class BrokenTests(SinkTestCase):
         owner, (reader, writer) = Owner(self), self.pipe()
         owner.sink.write(writer, b"x" * (1 << 20))
         self.assertEqual(owner.told, ["pause"])
-        os.close(reader)
+        self.shut(reader)
         owner.turn()
         owner.turn()
         self.assertEqual(owner.told, ["pause", "broke: Broken pipe", "resume"])
@@ -423,9 +446,31 @@ class BrokenTests(SinkTestCase):
         self.assertEqual(owner.told, ["pause", "broke: Broken pipe", "resume"])
         self.assertEqual(owner.sink.close(SECONDS), 0)
 
+    def test_once_it_is_mended_it_is_tried_again(self) -> None:
+        owner, (reader, writer) = Owner(self), self.pipe()
+        full = self.held(os.open("/dev/full", os.O_WRONLY))
+        for told in (["broke: No space left on device"], ["broke: No space left on device"] * 2):
+            owner.sink.write(full, b"lost\n")
+            owner.turn()
+            owner.sink.write(full, b"dropped\n")
+            self.assertEqual(owner.told, told)
+            self.assertEqual(list(owner.sink.broken), [full])
+            owner.sink.mend()
+            self.assertEqual(owner.sink.broken, {})
+        # There is room now.
+        os.dup2(writer, full)
+        owner.sink.write(full, b"heard\n")
+        self.assertEqual(self.read(reader, 6), b"heard\n")
+
+    def test_our_own_output_is_not_mended(self) -> None:
+        owner = Owner(self)
+        error = OSError(errno.EPIPE, "Broken pipe")
+        owner.sink.broken = {1: error, 2: error, 9: error}
+        owner.sink.mend()
+        self.assertEqual(owner.sink.broken, {1: error, 2: error})
+
     def test_the_others_go_on(self) -> None:
-        full = os.open("/dev/full", os.O_WRONLY)
-        self.addCleanup(self.shut, full)
+        full = self.held(os.open("/dev/full", os.O_WRONLY))
         owner, (reader, writer) = Owner(self), self.pipe()
         # High, so that nothing else gets the number.
         closed = fcntl.fcntl(writer, fcntl.F_DUPFD, 200)
@@ -456,6 +501,11 @@ class CloseTests(SinkTestCase):
     def test_close_gives_up_in_time_and_then_nothing_more_is_written(self) -> None:
         owner, (reader, writer) = Owner(self), self.pipe()
         owner.sink.write(writer, b"x" * (1 << 18))
+        # All that a pipe takes: from here on nobody takes any.
+        deadline = time.monotonic() + SECONDS
+        while owner.sink.written < fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.001)
         left = owner.sink.close(0.05)
         self.assertEqual(left, (1 << 18) - owner.sink.written)
         self.assertGreater(left, 0)
@@ -464,7 +514,7 @@ class CloseTests(SinkTestCase):
         assert thread is not None
         thread.join(SECONDS)
         self.assertFalse(thread.is_alive())
-        os.close(writer)
+        self.shut(writer)
         size = 0
         while data := os.read(reader, 1 << 16):
             size += len(data)
@@ -475,7 +525,7 @@ class CloseTests(SinkTestCase):
         self.assertEqual(owner.sink.close(0), 0)
         owner.sink.write(writer, b"late\n")
         self.assertEqual(owner.sink.close(SECONDS), 0)
-        os.close(writer)
+        self.shut(writer)
         self.assertEqual(os.read(reader, 10), b"")
 
     def test_a_sink_leaves_no_descriptor_open(self) -> None:

@@ -34,8 +34,8 @@ from flodl_tw.core.messages import (
 from flodl_tw.core.wire import JOIN_MAGIC, ZERO_KEY, FrameReader
 from tests.loopback.process import LOOPBACK, ProcessTestCase, alive, until
 
-PATIENCE = 30.0
-"""Seconds for whatever a command does that has no limit of its own."""
+PATIENCE = 120.0
+"""Seconds for whatever a command does that has no limit of its own, on the slowest machine."""
 TOKEN = "0123456789abcdef" * 2
 SALT = bytes(range(16))
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -71,6 +71,11 @@ def processes() -> dict[int, list[str]]:
     """Every process, with its fields."""
     found = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
     return {pid: fields for pid, fields in found.items() if fields}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process has stopped, as by SIGSTOP."""
+    return _stat(pid)[:1] == ["T"]
 
 
 def children_of(pid: int, *, zombies: bool = False) -> list[int]:
@@ -281,10 +286,10 @@ class Launched:
         formed = WorldFormed(hexed(told), None if relay is None else hexed(relay))
         self.socket.sendall(encode_join(SALT, 4, formed))
 
-    def run(self, count: int = 1) -> None:
+    def run(self, count: int = 1, relay: Any = None) -> None:
         """Let it in, with a world of its own."""
         self.accept(*range(count))
-        self.form(list(range(count)), count)
+        self.form(list(range(count)), count, relay)
 
     def abort(self, reason: str) -> None:
         """End its run."""

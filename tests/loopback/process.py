@@ -28,8 +28,13 @@ from typing import Any, Protocol, TypeVar, cast
 from flodl_tw.core.messages import JoinMessage
 from flodl_tw.testing import HostTalk, make_hello
 
-WAIT = 10.0
-"""Seconds that anything may take that has no limit of its own."""
+WAIT = 60.0
+"""Seconds that anything may take that has no limit of its own, on the slowest machine."""
+SLOWNESS = 10.0
+"""Seconds that the slowest machine may add to a promise of one or two."""
+PATIENT = 100.0
+"""A time scale at which no deadline of a controller's comes within ``WAIT``: what ends there, ends for another reason.
+"""
 LOOPBACK = "127.0.0.1"
 TWISTD = (executable, str(Path(sysconfig.get_path("scripts")) / "twistd"))
 Value = TypeVar("Value")

@@ -8,7 +8,7 @@ from pathlib import Path
 from sys import executable
 
 from flodl_tw.core.messages import WorldFormed
-from tests.loopback.process import ProcessTestCase, Twistd, ends, until
+from tests.loopback.process import PATIENT, WAIT, ProcessTestCase, Twistd, ends, until
 
 # A twistd whose wall clock steps by an hour, forth or back, when it is told to.
 STEPPED = """
@@ -33,9 +33,9 @@ FORTH, BACK = signal.SIGUSR1, signal.SIGUSR2
 class SteppedClock(ProcessTestCase):
     """An hour forth, an hour back: the window and the deadlines go by elapsed time."""
 
-    def begin(self, *options: str) -> Twistd:
+    def begin(self, *options: str, scale: float) -> Twistd:
         """A controller whose wall clock can be stepped."""
-        return self.start(*options, scale=0.1, command=(executable, "-c", STEPPED))
+        return self.start(*options, scale=scale, command=(executable, "-c", STEPPED))
 
     def step(self, controller: Twistd, number: int) -> None:
         """Step the clock, and see that the process has done it."""
@@ -43,25 +43,25 @@ class SteppedClock(ProcessTestCase):
         until(Path(controller.folder / "stepped").exists, "the step")
 
     def test_a_step_forth_neither_closes_a_window_nor_drops_a_young_dial(self) -> None:
-        controller = self.begin("--join-timeout", "300", "--min-rank-start", "2")
+        # A window of less than an hour, and of much more than the test takes.
+        controller = self.begin("--join-timeout", "25", "--min-rank-start", "2", scale=PATIENT)
         self.joined(controller, "gpu-a")
         silent = self.connect(controller)
         self.step(controller, FORTH)
         state = controller.state()
         self.assertEqual((state["phase"], state["joined_hosts"]), ("waiting", 1))
-        self.assertGreaterEqual(state["window_remaining_secs"], 25)
+        self.assertGreaterEqual(state["window_remaining_secs"], 2500 - 10 * WAIT)
         self.assertFalse(ends(silent, 0.3))
 
     def test_a_step_back_neither_holds_a_window_nor_keeps_a_silent_dial(self) -> None:
-        controller = self.begin("--join-timeout", "20", "--min-rank-start", "1")
+        controller = self.begin("--join-timeout", "20", "--min-rank-start", "1", scale=0.1)
         host = self.joined(controller, "gpu-a")
         silent = self.connect(controller)
         self.step(controller, BACK)
-        self.assertTrue(ends(silent, 2))
+        # By the wall clock it would be an hour.
+        self.assertTrue(ends(silent))
         self.assertIsInstance(host.next(), WorldFormed)
-        elapsed = time.monotonic() - controller.started_at
-        self.assertGreaterEqual(elapsed, 2.0)
-        self.assertLess(elapsed, 5.0)
+        self.assertGreaterEqual(time.monotonic() - controller.started_at, 2.0)
         host.exit_all(0)
         host.close()
-        self.assertEqual(controller.ended(3), 0)
+        self.assertEqual(controller.ended(), 0)

@@ -27,9 +27,21 @@ from flodl_tw import sockets
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, RENDEZVOUS_MAGIC
 from flodl_tw.forward import DialerLeg, ForwardChannel
-from flodl_tw.limits import Limits
+from flodl_tw.limits import STOP_GRACE, Limits
 from flodl_tw.mux import FrontDoor, Peeker
-from tests.loopback.process import LOOPBACK, WAIT, ProcessTestCase, Twistd, ends, read_all, reset, shared, until
+from tests.loopback.process import (
+    LOOPBACK,
+    PATIENT,
+    SLOWNESS,
+    WAIT,
+    ProcessTestCase,
+    Twistd,
+    ends,
+    read_all,
+    reset,
+    shared,
+    until,
+)
 from tests.waiting import ReactorTestCase, waits
 
 MIB = 1 << 20
@@ -38,6 +50,9 @@ TCP_REPAIR = 19
 CLOSE_WAIT = "08"
 SCALE = 0.1
 MAGICS = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}
+BUDGET = 20.0
+"""Seconds for what takes 3 by the deadlines at that scale, 2 more by the kernel's own timers, and what the machine is
+slow; unscaled it would be 30."""
 GROWTH_KIB = 20 * 1024
 """What a stalled forward may cost in memory."""
 NO_WORLD = ("--min-rank-start", "1000000", "--target-ranks", "1000000")
@@ -165,9 +180,12 @@ def close_waits(local: set[int], remote: set[int]) -> int:
 
 
 class Forwarder:
-    """A controller whose window stays open, and a backend for each channel; control's is a Unix socket."""
+    """A controller whose window stays open, and a backend for each channel; control's is a Unix socket.
 
-    def __init__(self, *options: str, scale: float | None = None) -> None:
+    Its deadlines end nothing, unless they are scaled to.
+    """
+
+    def __init__(self, *options: str, scale: float = PATIENT) -> None:
         self._made = tempfile.TemporaryDirectory(prefix="flodl-tw-")
         self.backends = {
             "rendezvous": listener(),
@@ -304,11 +322,10 @@ class Bytes(ForwardCase):
                 with working(lambda end=dialer, data=data: (end.sendall(data), end.close())):
                     self.assertEqual(hashlib.sha256(read_all(accepted)).digest(), hashlib.sha256(data).digest())
 
-    def test_the_end_of_a_download_is_there_within_a_second(self) -> None:
+    def test_the_end_of_a_download_comes_with_its_last_byte(self) -> None:
         dialer, accepted = self.pair()
         with working(lambda: (accepted.sendall(bytes(5 * MIB)), accepted.close())):
             exactly(dialer, 5 * MIB)
-            dialer.settimeout(1)
             self.assertEqual(dialer.recv(1), b"")
 
     def test_a_pair_that_both_ends_have_closed_leaves_no_descriptor(self) -> None:
@@ -319,7 +336,7 @@ class Bytes(ForwardCase):
             self.assertEqual(ends_of_it[1 - first].recv(1), b"")
             ends_of_it[1 - first].close()
             self.assertEqual(ends_of_it[first].recv(1), b"")
-        until(lambda: self.controller.descriptors() <= before, "the descriptors of the closed", 2)
+        until(lambda: self.controller.descriptors() <= before, "the descriptors of the closed")
 
 
 @contextlib.contextmanager
@@ -349,17 +366,17 @@ class Resets(ForwardCase):
     def test_a_reset_by_the_dialer_reaches_the_backend(self) -> None:
         dialer, accepted = self.pair()
         reset(dialer)
-        self.assertTrue(was_reset(accepted, 2))
+        self.assertTrue(was_reset(accepted))
 
     def test_a_reset_by_the_backend_reaches_the_dialer(self) -> None:
         dialer, accepted = self.pair()
         reset(accepted)
-        self.assertTrue(was_reset(dialer, 2))
+        self.assertTrue(was_reset(dialer))
 
     def test_a_reset_by_a_dialer_ends_a_connection_to_a_unix_socket(self) -> None:
         dialer, accepted = self.pair("control")
         reset(dialer)
-        self.assertTrue(ends(accepted, 2))
+        self.assertTrue(ends(accepted))
 
     def test_a_dialer_that_shut_its_side_and_then_resets_reaches_the_backend(self) -> None:
         # The backend is at work on its answer, and has nothing to send yet.
@@ -367,42 +384,42 @@ class Resets(ForwardCase):
         dialer.shutdown(socket.SHUT_WR)
         self.assertEqual(accepted.recv(1), b"")
         reset(dialer)
-        self.assertTrue(gone_by_reset(accepted, 4))
+        self.assertTrue(gone_by_reset(accepted))
 
     def test_a_backend_that_shut_its_side_and_then_resets_reaches_the_dialer(self) -> None:
         dialer, accepted = self.pair()
         accepted.shutdown(socket.SHUT_WR)
         self.assertEqual(dialer.recv(1), b"")
         reset(accepted)
-        self.assertTrue(gone_by_reset(dialer, 4))
+        self.assertTrue(gone_by_reset(dialer))
 
     def test_an_end_that_closed_both_ways_is_known_by_the_next_byte_for_it(self) -> None:
         dialer, accepted = self.pair()
         dialer.close()
         self.assertEqual(accepted.recv(1), b"")
         accepted.sendall(b"an answer that nobody waits for")
-        self.assertTrue(gone_by_reset(accepted, 2))
+        self.assertTrue(gone_by_reset(accepted))
 
     def test_a_dialer_that_resets_with_bytes_on_their_way_is_known_once_the_backend_reads(self) -> None:
         dialer, accepted = self.pair()
         push(dialer, 0.5)
         reset(dialer)
-        self.assertTrue(was_reset(accepted, 5))
+        self.assertTrue(was_reset(accepted))
 
     def test_a_dialer_that_resets_while_the_backend_does_not_read_is_known_at_once(self) -> None:
         dialer, accepted = self.pair()
         push(dialer, 0.5)
         reset(dialer)
-        self.assertTrue(gone_by_reset(accepted, 3))
+        self.assertTrue(gone_by_reset(accepted))
 
     def test_a_backend_that_resets_while_the_dialer_does_not_read_is_known_at_once(self) -> None:
         dialer, accepted = self.pair()
         push(accepted, 0.5)
         reset(accepted)
-        self.assertTrue(gone_by_reset(dialer, 3))
+        self.assertTrue(gone_by_reset(dialer))
 
 
-def gone_by_reset(sock: socket.socket, seconds: float) -> bool:
+def gone_by_reset(sock: socket.socket, seconds: float = WAIT) -> bool:
     """Whether a connection whose end of stream was read already is reset in time."""
     watch = select.poll()
     # POLLERR is reported unasked; the end of the stream, which stays readable, is not asked for.
@@ -479,7 +496,7 @@ class BackPressure(ForwardCase):
                     host.close()
             finally:
                 stop.set()
-        self.assertLess(longest, 1.0)
+        self.assertLess(longest, SLOWNESS)
 
 
 class KilledBackends(ForwardCase):
@@ -499,7 +516,7 @@ class KilledBackends(ForwardCase):
             self.controller.state()
             for dialer, _ in pairs:
                 dialer.close()
-        until(lambda: self.controller.descriptors() <= before, "the descriptors of the dead", 5)
+        until(lambda: self.controller.descriptors() <= before, "the descriptors of the dead")
         port = self.rig.backends["data"].getsockname()[1]
         self.assertEqual(close_waits({self.controller.port}, {port}), 0)
 
@@ -580,16 +597,15 @@ class Idle(ForwardCase):
     def test_a_write_that_makes_no_progress_for_its_deadline_ends_the_forward_at_both_ends(self) -> None:
         # The table of deadlines has it so; idleness has none, and a reader that is slow makes progress.
         dialer, accepted = self.rig.stalled
-        self.assertTrue(gone_by_reset(dialer, 0))
+        self.assertTrue(gone_by_reset(dialer, BUDGET))
         # Linux gives a connection up without a word, so the reader is told when it reads on.
-        self.assertTrue(was_reset(accepted, 2))
+        self.assertTrue(was_reset(accepted))
 
 
 class DeadEnds(ForwardCase):
     """An end that is gone without a word is found by keepalive, on either leg."""
 
     kind = SlowForwarder
-    budget = 30 * SCALE + 2
 
     def vanishing(self) -> tuple[socket.socket, socket.socket]:
         """A pair; skips where this user may not close a socket in silence."""
@@ -600,12 +616,12 @@ class DeadEnds(ForwardCase):
     def test_a_dialer_that_vanished(self) -> None:
         dialer, accepted = self.vanishing()
         vanish(dialer)
-        self.assertTrue(was_reset(accepted, self.budget))
+        self.assertTrue(was_reset(accepted, BUDGET))
 
     def test_a_backend_that_vanished(self) -> None:
         dialer, accepted = self.vanishing()
         vanish(accepted)
-        self.assertTrue(was_reset(dialer, self.budget))
+        self.assertTrue(was_reset(dialer, BUDGET))
 
     def test_a_dialer_that_closed_and_is_gone_while_its_backend_says_nothing(self) -> None:
         # A close looks like a half-close at first; a second later its kernel has forgotten the connection.
@@ -613,7 +629,7 @@ class DeadEnds(ForwardCase):
         dialer.setsockopt(socket.IPPROTO_TCP, TCP_LINGER2, 1)
         dialer.close()
         self.assertEqual(accepted.recv(1), b"")
-        self.assertTrue(gone_by_reset(accepted, self.budget + 1))
+        self.assertTrue(gone_by_reset(accepted, BUDGET))
 
 
 class NoBackend(ProcessTestCase):
@@ -642,10 +658,10 @@ class NoBackend(ProcessTestCase):
 
     def test_a_refused_dial_is_reset_and_a_line_says_so_once(self) -> None:
         nowhere = f"unix:{tempfile.gettempdir()}/flodl-tw-there-is-no-such-socket"
-        controller = self.start("--data", f"tcp:{LOOPBACK}:{free_port()}", "--control", nowhere)
+        controller = self.start("--data", f"tcp:{LOOPBACK}:{free_port()}", "--control", nowhere, scale=PATIENT)
         for magic in (DATA_MAGIC, CONTROL_MAGIC):
             for _ in range(5):
-                self.assertTrue(was_reset(self.connect(controller, data=magic + b"first bytes"), 2))
+                self.assertTrue(was_reset(self.connect(controller, data=magic + b"first bytes")))
         lines = [line for line in controller.log.splitlines() if "cannot be reached" in line]
         self.assertEqual(len(lines), 2, lines)
         self.assertIn("the data channel's backend tcp:127.0.0.1:", lines[0])
@@ -659,19 +675,20 @@ class NoBackend(ProcessTestCase):
         controller.state()
         before = controller.descriptors()
         begun = time.monotonic()
-        self.assertTrue(was_reset(self.connect(controller, data=DATA_MAGIC), 3))
+        self.assertTrue(was_reset(self.connect(controller, data=DATA_MAGIC)))
         self.assertGreater(time.monotonic() - begun, 0.9)
-        self.assertLess(time.monotonic() - begun, 2)
+        # Unscaled it would be 5 s.
+        self.assertLess(time.monotonic() - begun, 5)
         line = controller.said("cannot be reached")
         # For people, and so no object's name.
         self.assertNotIn("Address(", line)
         self.assertNotIn("()", line)
         self.assertIn("1 s", line)
-        until(lambda: controller.descriptors() <= before, "the descriptors of the attempt", 2)
+        until(lambda: controller.descriptors() <= before, "the descriptors of the attempt")
 
     def test_what_comes_before_the_backend_is_there_waits_in_the_kernel(self) -> None:
         backend = self.full()
-        controller = self.start("--data", endpoint(backend))
+        controller = self.start("--data", endpoint(backend), scale=PATIENT)
         controller.state()
         before = controller.resident_kib()
         dialer = self.connect(controller, data=DATA_MAGIC)
@@ -703,7 +720,7 @@ class NoBackend(ProcessTestCase):
             dialer = self.connect(controller, data=DATA_MAGIC + b"x" * 1000)
             controller.state()
             (reset if number % 2 else socket.socket.close)(dialer)
-        until(lambda: controller.descriptors() <= before, "the descriptors of those who left", 3)
+        until(lambda: controller.descriptors() <= before, "the descriptors of those who left")
         self.assertEqual(close_waits({controller.port}, {backend.getsockname()[1]}), 0)
 
     def test_a_unix_socket_whose_queue_is_full_costs_the_deadline_and_no_work(self) -> None:
@@ -718,23 +735,25 @@ class NoBackend(ProcessTestCase):
         controller.state()
         before = controller.descriptors()
         for _ in range(5):
-            self.assertTrue(was_reset(self.connect(controller, data=DATA_MAGIC), 3))
+            self.assertTrue(was_reset(self.connect(controller, data=DATA_MAGIC)))
         self.assertEqual(controller.log.count("cannot be reached"), 1)
-        until(lambda: controller.descriptors() <= before, "the descriptors of the attempts", 2)
+        until(lambda: controller.descriptors() <= before, "the descriptors of the attempts")
 
-    def test_sigterm_while_a_backend_does_not_answer_is_the_end_within_three_seconds(self) -> None:
+    def test_sigterm_while_a_backend_does_not_answer_is_the_end_within_the_grace(self) -> None:
         backend = self.full()
-        controller = self.start("--data", endpoint(backend))
+        controller = self.start("--data", endpoint(backend), scale=PATIENT)
         for _ in range(3):
             self.connect(controller, data=DATA_MAGIC)
         controller.state()
-        self.assertEqual(controller.stop(signal.SIGTERM, 3), -signal.SIGTERM)
+        begun = time.monotonic()
+        self.assertEqual(controller.stop(signal.SIGTERM), -signal.SIGTERM)
+        self.assertLess(time.monotonic() - begun, STOP_GRACE + SLOWNESS)
 
     def test_a_channel_without_a_backend_is_closed_and_the_log_names_it(self) -> None:
         controller = self.start("--rendezvous", "off")
         for name, magic in MAGICS.items():
             with self.subTest(name=name):
-                self.assertTrue(ends(self.connect(controller, data=magic), 2))
+                self.assertTrue(ends(self.connect(controller, data=magic)))
                 controller.said(f"nothing serves the {name} channel in this run")
 
 
@@ -754,10 +773,10 @@ class Stopping(ProcessTestCase):
             self.addCleanup(end.close)
         begun = time.monotonic()
         self.assertEqual(rig.controller.stop(signal.SIGTERM), -signal.SIGTERM)
-        self.assertLess(time.monotonic() - begun, 3)
+        self.assertLess(time.monotonic() - begun, STOP_GRACE + SLOWNESS)
         self.no_traceback(rig.controller)
         for end in idle:
-            self.assertTrue(ends(end, 1))
+            self.assertTrue(ends(end))
 
 
 class RelaySpecs(ProcessTestCase):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -101,9 +103,9 @@ class RankEnvironment(AgentTestCase):
         self.assertEqual([first.ended(), second.ended()], [0, 0], first.err + second.err)
         controller.state_is(phase="done", joined_ranks=4, joined_hosts=2)
 
-        (line,) = first.lines("another launcher's variables")
+        (line,) = first.lines("variables that were set already")
         self.assertTrue(line.endswith(f"replaced or removed for the ranks: {', '.join(sorted(STALE))}"), line)
-        self.assertEqual(second.lines("another launcher's variables"), [])
+        self.assertEqual(second.lines("variables that were set already"), [])
 
         salts, run_ids = set(), set()
         for rank, (host, index, size) in enumerate(
@@ -227,7 +229,7 @@ class Relayed:
     def __init__(self, launcher: Launcher, host: str) -> None:
         self._made = tempfile.TemporaryDirectory(prefix="flodl-tw-")
         self.folder = Path(self._made.name)
-        words = ("join", f"{LOOPBACK}:{launcher.port}", "--host", host, "--nproc", "1", "--stop-grace", "20")
+        words = ("join", f"{LOOPBACK}:{launcher.port}", "--host", host, "--nproc", "1", "--stop-grace", "600")
         self.agent = Command(*words, "--", *PYTHON, RELAYED, self._made.name, environ=STALE)
         self.link = launcher.host()
         self.link.accept(0)
@@ -308,7 +310,7 @@ class SlowOnes(AgentTestCase):
         self.assertTrue(last.endswith("(status 1)"), last)
 
 
-WAITS = (*SH, 'echo begun; trap "exit 0" TERM; while :; do sleep 0.05; done')
+WAITS = (*SH, 'trap "exit 0" TERM; echo begun; while :; do sleep 0.05; done')
 """A rank that goes on until SIGTERM, and ends with 0 then."""
 
 
@@ -482,18 +484,87 @@ class RealController(AgentTestCase):
         )
         folder = self.folder()
         agent = self.join(
-            controller.port, "gpu-a", "--nproc", "2", "--stop-grace", "60", program=(*SH, text, "sh", str(folder))
+            controller.port, "gpu-a", "--nproc", "2", "--stop-grace", "600", program=(*SH, text, "sh", str(folder))
         )
         agent.said("rank 1 exited with code -11 (killed by SIGSEGV)")
         line = controller.said("code -11 (killed by SIGSEGV)")
         for part in ("gpu-a", "rank 1"):
             self.assertIn(part, line)
-        # The grandchild ignores SIGTERM, and so the agent waits for it, and would for a minute.
+        # The grandchild ignores SIGTERM, and so the agent waits for it, and would for ten minutes.
         self.assertIsNone(agent.process.poll())
         agent.said("rank 0 exited")
         agent.send_signal(signal.SIGTERM)
-        self.assertEqual(agent.ended(10), 139, agent.err)
+        self.assertEqual(agent.ended(), 139, agent.err)
         self.assertEqual(controller.ended(), 1)
+
+
+FDL_YML = """\
+commands:
+  train: {{run: cargo run --release}}
+join:
+  controller: 127.0.0.1:{port}
+  token: {token}
+  host: gpu-a
+  devices: [0, 1]
+  data_path: /data
+  args: [-c, '{text}', sh, "{folder}"]
+"""
+
+
+class ToldByFiles(AgentTestCase):
+    """A token's file and a flodl user's file, in place of options."""
+
+    def test_a_join_block_has_all_but_the_program_and_its_token_goes_no_further(self) -> None:
+        folder = self.folder()
+        controller = self.start(
+            "--target-ranks", "2", "--after-run", "hold", "--store", "off", environ={"FLODL_JOIN_TOKEN": TOKEN}
+        )
+        path = folder / "fdl.yml"
+        path.write_text(FDL_YML.format(port=controller.port, token=TOKEN, text=TELL[2], folder=folder))
+        path.chmod(0o644)
+        # Ranks without GPUs are asked for, so the file's devices are not.
+        agent = self.command("join", "--nproc", "2", "--", "sh", environ={"FLODL_TW_FDL_YML": str(path)})
+        self.assertEqual(agent.ended(), 0, agent.err)
+        controller.state_is(phase="done", joined_hosts=1)
+        self.assertEqual(len(agent.lines("others can read the token in it; chmod 600 it, or use --token-file")), 1)
+        for index in (0, 1):
+            environ = environ_in(folder / f"env.gpu-a.{index}")
+            worker = unhexed(environ["FLODL_INTERNAL_CLUSTER_JSON"])["worker"]
+            self.assertEqual((environ["RANK"], worker["host"], worker["data_path"]), (str(index), "gpu-a", "/data"))
+            self.assertEqual([name for name in environ if name.startswith("FLODL_TW_")], [])
+            self.assertNotIn(TOKEN, str(environ) + bytes.fromhex(environ["FLODL_INTERNAL_CLUSTER_JSON"]).decode())
+        self.assertNotIn(TOKEN, agent.err + controller.log)
+
+    def test_yaml_is_imported_for_such_a_file_alone(self) -> None:
+        path = self.folder() / "fdl.yml"
+        path.write_text("join: {controller: 'nowhere:0'}")
+        text = "import sys; from flodl_tw import cli; cli.main(sys.argv[1:]); print('yaml' in sys.modules)"
+        for words, imported in (((), b"False"), (("--fdl-yml", str(path)), b"True")):
+            with self.subTest(imported):
+                ended = subprocess.run(
+                    [sys.executable, "-c", text, "join", *words, "--nproc", "1", "--", "true"],
+                    capture_output=True,
+                    env=BASE,
+                    timeout=PATIENCE,
+                )
+                self.assertEqual(ended.stdout.strip(), imported, ended.stderr)
+
+    def test_a_token_that_was_made_lets_its_copies_in_and_no_other(self) -> None:
+        folder = self.folder()
+        path, other = folder / "run.token", folder / "other.token"
+        for each in (path, other):
+            made = self.command("token", str(each))
+            self.assertEqual(made.ended(), 0, made.err)
+            for text in (made.out.decode(), made.err):
+                self.assertNotIn(each.read_text().strip(), text)
+        again = self.command("token", str(path))
+        self.assertEqual(again.ended(), 2, again.err)
+        self.assertIn("a file is there already, and is left as it is", again.err)
+        controller = self.start("--target-ranks", "1", "--token-file", str(path))
+        wrong = self.join(controller.port, "gpu-b", "--token-file", str(other))
+        self.assertEqual(wrong.ended(), 2, wrong.err)
+        self.assertEqual(self.join(controller.port, "gpu-a", "--token-file", str(path)).ended(), 0)
+        self.assertEqual(controller.ended(), 0)
 
 
 class LaunchedAgent(AgentTestCase):

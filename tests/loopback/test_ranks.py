@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import termios
 import threading
@@ -15,15 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from flodl_tw.core.messages import RankExited
-from tests.loopback.agents import PATIENCE, PYTHON, SH, AgentTestCase, Command, Launched, children_of, in_sessions
+from tests.loopback.agents import (
+    PATIENCE,
+    PYTHON,
+    SALT,
+    SH,
+    AgentTestCase,
+    Command,
+    Launched,
+    Launcher,
+    children_of,
+    in_sessions,
+    is_stopped,
+)
 from tests.loopback.process import alive, shared, until
 
 # Notes every signal in a file of its own, and goes on: with SIGTERM until the file "release" is there, or for good with
-# "deaf".  Has a child in its session that does the same.  usage: FOLDER [deaf]
+# "deaf".  Has a child in its session that does the same; so does a relay.  usage: FOLDER [deaf]
 NOTER = """
 import os, signal, sys, time
 folder, deaf = sys.argv[1], "deaf" in sys.argv
-me = os.environ["FLODL_INTERNAL_LOCAL_RANK"]
+me = os.environ.get("FLODL_INTERNAL_LOCAL_RANK", "relay")
 ending = False
 def note(number, frame):
     global ending
@@ -42,26 +56,55 @@ while not (ending and os.path.exists(folder + "/release")):
 if child:
     os.waitpid(child, 0)
 """
+# Stops itself, and ends with 7 at SIGTERM.  usage: FOLDER
+STOPS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+with open(sys.argv[1] + "/part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + "/part", sys.argv[1] + "/pid")
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    time.sleep(0.05)
+"""
+RELAY = {"host": "x", "controller_host": "192.0.2.1", "controller_port": 1, "ranks": [0], "salt_hex": SALT.hex()}
 
 
 class RunningCase(AgentTestCase):
     """An agent whose ranks note signals."""
 
-    def begin(self, *words: str, ranks: int = 2, deaf: bool = False, **how: Any) -> tuple[Path, Command, Launched]:
+    its_launcher: Launcher
+    """That of the agent that was begun last."""
+
+    def begin(
+        self, *words: str, ranks: int = 2, deaf: bool = False, relay: Any = None, **how: Any
+    ) -> tuple[Path, Command, Launched]:
         """An agent with ranks that run, each with a child; their pids are in ``pid.N`` and ``pid.N.child``."""
         folder = self.folder()
-        launcher = self.launcher()
+        launcher = self.its_launcher = self.launcher()
         program = (*PYTHON, NOTER, str(folder), *(["deaf"] if deaf else []))
         agent = self.join(launcher.port, "gpu-a", "--nproc", str(ranks), *words, program=program, **how)
         link = launcher.host()
-        link.run(ranks)
+        link.run(ranks, relay)
         self.killed_at_the_end(*self.pids(folder, ranks))
+        if relay is not None:
+            self.killed_at_the_end(*self.pids_of(folder, "relay"))
         return folder, agent, link
 
     def pids(self, folder: Path, ranks: int = 2) -> list[int]:
         """The pids of all ranks and their children."""
-        names = [f"pid.{rank}{child}" for rank in range(ranks) for child in ("", ".child")]
-        return [int(self.file(folder / name)) for name in names]
+        return [pid for rank in range(ranks) for pid in self.pids_of(folder, str(rank))]
+
+    def pids_of(self, folder: Path, name: str) -> list[int]:
+        """The pids of a rank, or of the relay, and of its child."""
+        return [int(self.file(folder / f"pid.{name}{child}")) for child in ("", ".child")]
+
+    def another_guardian(self, agent: Command, guardian: int) -> int:
+        """Kill this guardian; gives the next."""
+        os.kill(guardian, signal.SIGKILL)
+        found = until(lambda: {agent.guardian()} - {guardian}, "another guardian", PATIENCE).pop()
+        self.killed_at_the_end(found)
+        return found
 
     def noted(self, folder: Path, name: str) -> list[str]:
         """Who has noted a signal, once all that shall have."""
@@ -90,6 +133,34 @@ class Signals(RunningCase):
         self.assertEqual(agent.ended(), 143, agent.err)
         self.all_gone(pids, 0)
 
+    def test_signals_that_are_passed_on_spare_the_relay(self) -> None:
+        folder, agent, link = self.begin("--stop-grace", "600", ranks=1, relay=RELAY)
+        for name in ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+            agent.send_signal(signal.Signals[name])
+            until(lambda name=name: self.noted(folder, name) == ["0"], name)
+        agent.send_signal(signal.SIGTERM)
+        until(lambda: self.noted(folder, "SIGTERM") == ["0", "0.child", "relay", "relay.child"], "SIGTERM")
+        # All of those have lower numbers, and would have been noted before it.
+        for name in ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+            self.assertEqual(self.noted(folder, name), ["0"])
+        (folder / "release").touch()
+        self.assertEqual(agent.ended(), 143, agent.err)
+        self.assertEqual(link.rest(), [])
+
+    def test_a_rank_that_has_stopped_goes_by_its_own_handler_of_sigterm(self) -> None:
+        launcher = self.launcher()
+        folder = self.folder()
+        agent = self.join(launcher.port, "gpu-a", "--stop-grace", "600", program=(*PYTHON, STOPS, str(folder)))
+        link = launcher.host()
+        link.run()
+        pid = int(self.file(folder / "pid"))
+        self.killed_at_the_end(pid)
+        until(lambda: is_stopped(pid), "that it has stopped")
+        agent.send_signal(signal.SIGTERM)
+        # By SIGKILL it would be -9, and ten minutes later.
+        self.assertEqual(link.rest(), [RankExited(0, 7)])
+        self.assertEqual(agent.ended(), 143, agent.err)
+
     def test_what_ignores_sigterm_is_killed_after_the_grace_and_by_a_second_signal_at_once(self) -> None:
         folder, agent, link = self.begin("--stop-grace", "1.5", deaf=True)
         other, hurried, its_link = self.begin("--stop-grace", "600", deaf=True)
@@ -105,7 +176,6 @@ class Signals(RunningCase):
             )
         self.assertEqual([agent.ended(), hurried.ended()], [143, 143])
         self.assertGreaterEqual(time.monotonic() - begin, 1.5)
-        self.assertLess(time.monotonic() - begin, 1.5 + 5)
         self.all_gone([*self.pids(folder), *self.pids(other)], 0)
 
     def test_a_signal_that_is_ignored_from_the_start_stays_ignored(self) -> None:
@@ -146,31 +216,30 @@ class Killed(RunningCase):
         self.addCleanup(process.kill)
         return process
 
-    def test_ranks_that_ignore_sigterm_and_their_children_are_gone_within_the_grace_and_5_s(self) -> None:
+    def test_ranks_get_sigterm_from_the_guardian_and_those_that_ignore_it_are_gone_after_the_grace(self) -> None:
         folder, agent, link = self.begin("--stop-grace", "1", deaf=True)
-        second, its_agent, _ = self.begin("--stop-grace", "1", deaf=True)
+        second, its_agent, _ = self.begin("--stop-grace", "600")
         bystander = self.bystander()
-        pids = [*self.pids(folder), *self.pids(second)]
+        pids, its_pids = self.pids(folder), self.pids(second)
 
         # The second one's guardian is killed before: another takes over.
         guardians = [agent.guardian(), its_agent.guardian()]
         self.killed_at_the_end(*guardians)
-        os.kill(guardians[1], signal.SIGKILL)
-        until(lambda: its_agent.guardian() != guardians[1], "another guardian")
-        guardians.append(its_agent.guardian())
-        self.killed_at_the_end(*guardians)
-        # It has been told once it holds nothing but what was written to it.
-        until(lambda: _waits_in_read(guardians[2]), "the guardian to have read all")
+        guardians.append(self.another_guardian(its_agent, guardians[1]))
+        # It has been told all once the agent does something else.
+        its_agent.send_signal(signal.SIGUSR1)
+        until(lambda: self.noted(second, "SIGUSR1") == ["0", "1"], "SIGUSR1")
 
         begin = time.monotonic()
         for each in (agent, its_agent):
             each.process.kill()
             each.process.wait()
-        until(lambda: len(self.noted(folder, "SIGTERM")) == 4, "SIGTERM")
         until(lambda: len(self.noted(second, "SIGTERM")) == 4, "SIGTERM")
-        self.all_gone(pids, 1 + 5 - (time.monotonic() - begin))
+        self.all_gone(pids)
         self.assertGreaterEqual(time.monotonic() - begin, 1.0)
-        self.all_gone(guardians, 5)
+        self.assertTrue(all(map(alive, its_pids)))
+        (second / "release").touch()
+        self.all_gone([*its_pids, *guardians])
         self.assertIsNone(bystander.poll())
         for each in (agent, its_agent):
             self.assertEqual(
@@ -185,14 +254,70 @@ class Killed(RunningCase):
         agent.send_signal(signal.SIGTERM)
         agent.said("SIGKILL in 1 s")
         agent.process.kill()
-        self.all_gone(self.pids(folder), 1 + 5)
+        self.all_gone(self.pids(folder))
 
 
-def _waits_in_read(pid: int) -> bool:
-    """Whether a process sleeps, and has no signal handler left to install."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return told["State"].startswith("S") and bool(int(told["SigIgn"], 16) & 1 << signal.SIGTERM - 1)
+# Starts the command that follows, with another idea of a guardian's short life.  usage: SECONDS COMMAND...
+SHORT_LIVES = """
+import runpy, sys
+from flodl_tw.agent import processes
+processes.SHORT_LIFE_SECS = float(sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Unguarded(RunningCase):
+    """A guardian that is killed again and again."""
+
+    @staticmethod
+    def short_life(seconds: float) -> tuple[str, ...]:
+        """The start of a command for which the life of a guardian is short up to so long, on the slowest machine."""
+        return (sys.executable, "-c", SHORT_LIVES, str(seconds))
+
+    def test_after_five_short_lives_it_is_given_up_with_one_line_and_the_ranks_go_on(self) -> None:
+        folder, agent, link = self.begin("--persist", wrapped=self.short_life(3600))
+        pids = self.pids(folder)
+        guardian = agent.guardian()
+        for _ in range(4):
+            guardian = self.another_guardian(agent, guardian)
+        self.assertEqual(agent.lines("guardian"), [])
+        os.kill(guardian, signal.SIGKILL)
+        given_up = "flodl-tw: the guardian does not stay: nothing will end the ranks, should this agent be killed"
+        self.assertEqual(agent.said("guardian"), given_up)
+        # All else goes on as before.
+        agent.send_signal(signal.SIGUSR1)
+        until(lambda: self.noted(folder, "SIGUSR1") == ["0", "1"], "SIGUSR1")
+        self.assertTrue(all(map(alive, pids)))
+        self.assertEqual(set(agent.children()), {pids[0], pids[2]})
+        (folder / "release").touch()
+        link.abort("enough")
+        self.assertEqual(link.rest(), [])
+        self.all_gone(pids)
+
+        # The next world has none either.
+        for path in folder.glob("pid.*"):
+            path.unlink()
+        link = self.its_launcher.host()
+        link.run(2)
+        pids = self.pids(folder)
+        self.killed_at_the_end(*pids)
+        self.assertEqual(set(agent.children()), {pids[0], pids[2]})
+        agent.send_signal(signal.SIGTERM)
+        self.assertEqual(agent.ended(), 143, agent.err)
+        self.assertEqual(link.rest(), [])
+        self.assertEqual(agent.lines("guardian"), [given_up])
+        self.all_gone(pids, 0)
+
+    def test_one_that_has_lived_longer_is_always_followed_by_another(self) -> None:
+        folder, agent, _ = self.begin("--stop-grace", "600", wrapped=self.short_life(0))
+        guardian = agent.guardian()
+        for _ in range(7):
+            guardian = self.another_guardian(agent, guardian)
+        self.assertEqual(agent.lines("guardian"), [])
+        (folder / "release").touch()
+        agent.send_signal(signal.SIGTERM)
+        self.assertEqual(agent.ended(), 143, agent.err)
 
 
 class Many(AgentTestCase):
@@ -213,10 +338,9 @@ class Many(AgentTestCase):
     def test_500_spawns_leave_no_zombie_and_no_process(self) -> None:
         folder = self.folder()
         text = '[ "$RANK" = 250 ] || exit 0; while ! [ -e "$1/release" ]; do sleep 0.02; done'
-        begin = time.monotonic()
         worlds = [self.command("run", "-n", "251", "--", *SH, text, "sh", str(folder)) for _ in range(2)]
         for world in worlds:
-            until(lambda world=world: len(world.lines("exited with code 0")) == 250, "250 exits", 60)
+            until(lambda world=world: len(world.lines("exited with code 0")) == 250, "250 exits", PATIENCE)
             self.assertEqual(children_of(world.pid, zombies=True), [])
             self.assertEqual(len(world.children()), 2)
         sessions = [child for world in worlds for child in world.children()]
@@ -225,7 +349,6 @@ class Many(AgentTestCase):
             self.assertEqual(world.ended(), 0)
             self.assertEqual(len(world.lines("exited with code 0")), 251)
         until(lambda: not in_sessions(sessions), "the end of the guardians")
-        self.assertLess(time.monotonic() - begin, 20.0)
 
 
 # Writes for ever, and tells how much it got rid of.  usage: FOLDER
@@ -239,6 +362,13 @@ while True:
     with open(sys.argv[1] + "/part", "w") as file:
         file.write(str(count))
     os.rename(sys.argv[1] + "/part", sys.argv[1] + "/count")
+"""
+MAX_FILE = 1 << 20
+# Becomes a command that can write no file beyond a size.  usage: BYTES COMMAND...
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.argv[2], sys.argv[2:])
 """
 LINES = "import os\nfor n in range(1088): os.write(1, b'%07d' % n + b'x' * 1016 + b'\\n')"
 
@@ -324,7 +454,7 @@ class Output(AgentTestCase):
         text = 'printf loading; while ! [ -e "$1/release" ]; do sleep 0.02; done; printf " done\\nnext\\n"'
         command = self.command("run", "-n", "1", "--", *SH, text, "sh", str(folder), environ=self.HOST)
         command.said("the world has formed")
-        command.printed(b"[box:r0] loading\n", 5)
+        command.printed(b"[box:r0] loading\n")
         self.assertIsNone(command.process.poll())
         (folder / "release").touch()
         self.assertEqual(command.ended(), 0)
@@ -348,6 +478,30 @@ class Output(AgentTestCase):
         )
         self.assertTrue((folder / "rank.000.out").read_bytes() == b"".join(line + b"\n" for line in whole))
 
+    def test_a_log_file_that_cannot_be_written_is_said_once_and_the_ranks_go_on(self) -> None:
+        folder = self.folder().resolve()
+        full = folder / "rank.000.out"
+        with full.open("wb") as file:
+            file.truncate(MAX_FILE)
+        text = 'echo one; while ! [ -e "$1/release" ]; do sleep 0.02; done; echo two; echo three; echo four >&2'
+        limited = (*PYTHON, LIMITED, str(MAX_FILE))
+        words = ("run", "-n", "2", "--log-dir", str(folder), "--", *SH, text, "sh", str(folder))
+        command = self.command(*words, environ=self.HOST, wrapped=limited)
+        reason = os.strerror(errno.EFBIG)
+        line = f"flodl-tw: --log-dir: {full} cannot be written ({reason}); going on without it"
+        self.assertEqual(command.said("--log-dir"), line)
+        command.printed(b"[box:r1] one\n")
+        (folder / "release").touch()
+        self.assertEqual(command.ended(), 0, command.err)
+        self.assertEqual(command.lines("--log-dir"), [line])
+        self.assertEqual(
+            sorted(command.out.splitlines()),
+            [b"[box:r%d] %s" % (rank, word) for rank in (0, 1) for word in (b"one", b"three", b"two")],
+        )
+        self.assertEqual(full.stat().st_size, MAX_FILE)
+        self.assertEqual((folder / "rank.001.out").read_bytes(), b"one\ntwo\nthree\n")
+        self.assertEqual([(folder / f"rank.00{rank}.err").read_bytes() for rank in (0, 1)], [b"four\n"] * 2)
+
     def test_an_output_that_is_closed_does_not_stop_the_ranks(self) -> None:
         read, write = os.pipe()
         os.close(read)
@@ -359,16 +513,18 @@ class Output(AgentTestCase):
     def test_an_output_that_nobody_reads_bounds_memory_and_holds_no_signal_up(self) -> None:
         command, count = self.readers.blocked, self.readers.count
         self.file(count)
+        until(lambda: self.unread_bytes() > 32768, "a pipe that is full")
         until(lambda: time.time() - count.stat().st_mtime > 0.5, "the rank to be held up")
         self.assertLess(int(count.read_text()), 4 << 20)
         self.assertLess(command.resident_mib(), 100)
-        waiting = struct.unpack("i", fcntl.ioctl(self.readers.unread, termios.FIONREAD, bytes(4)))[0]
-        self.assertGreater(waiting, 32768)
-        begin = time.monotonic()
         command.send_signal(signal.SIGTERM)
-        command.said("ending 1 process with SIGTERM", 2)
+        command.said("ending 1 process with SIGTERM")
         self.assertEqual(command.ended(), 143, command.err)
-        self.assertLess(time.monotonic() - begin, 2 + 2 + 5 + 2)
+
+    def unread_bytes(self) -> int:
+        """How much is in the pipe that nobody reads."""
+        count: int = struct.unpack("i", fcntl.ioctl(self.readers.unread, termios.FIONREAD, bytes(4)))[0]
+        return count
 
     def test_an_output_that_is_read_slowly_arrives_whole_after_the_last_rank(self) -> None:
         lines = self.readers.all_taken()

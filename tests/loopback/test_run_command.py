@@ -39,14 +39,16 @@ class RunTests(AgentTestCase):
     def test_the_status_is_the_first_failing_ranks_and_the_others_are_ended_with_nothing_left(self) -> None:
         failing = '[ "$RANK" = 2 ] && exit 7; exec sleep 600'
         worlds = {
-            7: self.run_world("-n", "4", "--hosts", "2", "--stop-grace", "20", "--", *SH, failing),
-            139: self.run_world("-n", "2", "--", *SH, '[ "$RANK" = 0 ] && kill -SEGV $$; exec sleep 600'),
+            7: self.run_world("-n", "4", "--hosts", "2", "--stop-grace", "600", "--", *SH, failing),
+            139: self.run_world(
+                "-n", "2", "--stop-grace", "600", "--", *SH, '[ "$RANK" = 0 ] && kill -SEGV $$; exec sleep 600'
+            ),
             0: self.run_world("-n", "1", "--", "true"),
             2: self.run_world("-n", "2", "--hosts", "3", "--", "true"),
         }
         for status, command in worlds.items():
             with self.subTest(status=status):
-                self.assertEqual(command.ended(15), status, command.err)
+                self.assertEqual(command.ended(), status, command.err)
                 # The command has its own session, and its ranks' end before it does.
                 self.assertEqual(in_sessions([command.pid]), [])
         self.assertIn("box-1: rank 2 exited with code 7", worlds[7].err)
@@ -55,7 +57,7 @@ class RunTests(AgentTestCase):
     def test_sigterm_ends_everything_with_143_and_sigint_with_130(self) -> None:
         text = "echo begun; sleep 600 & exec sleep 600"
         worlds = {
-            number: self.run_world("-n", "2", "--hosts", "2", "--stop-grace", "20", "--", *SH, text)
+            number: self.run_world("-n", "2", "--hosts", "2", "--stop-grace", "600", "--", *SH, text)
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         for number, command in worlds.items():
@@ -63,7 +65,7 @@ class RunTests(AgentTestCase):
             children = command.children()
             self.assertEqual(len(children), 3)
             command.send_signal(number)
-            self.assertEqual(command.ended(15), 128 + number, command.err)
+            self.assertEqual(command.ended(), 128 + number, command.err)
             until(lambda children=children: not in_sessions(children), "the end of all that it started")
 
     def test_what_is_meant_for_a_worker_elsewhere_is_not_its_own(self) -> None:

@@ -18,6 +18,9 @@ from tests.loopback.process import TWISTD, WAIT, Client, ProcessTestCase, until
 CLONE_NEWNET = 0x40000000
 NEAR, FAR = "169.254.77.1", "169.254.77.2"
 SCALE = 0.1
+BUDGET = 20.0
+"""Seconds to find out: 3 by the deadlines at this scale, up to one and a half by the kernel's own timers, and what the
+machine is slow; unscaled it would be 30."""
 
 
 def why_not() -> str:
@@ -106,15 +109,14 @@ class Silence(ProcessTestCase):
 
     def assert_lost(self, begun: float) -> None:
         """Assert that the other host hears of the loss in time, by name and as silence."""
-        # 30 s at this scale are 3 s, and the kernel's own timers add up to a second and a half.
-        self.alive.socket.settimeout(30 * SCALE + 1.5)
+        self.alive.socket.settimeout(BUDGET)
         (abort,) = self.alive.rest()
         took = time.monotonic() - begun
         assert isinstance(abort, Abort)
         self.assertIn("'gpu-gone'", abort.reason)
         self.assertIn("silent", abort.reason)
         self.assertNotIn("closed", abort.reason)
-        self.assertLess(took, 30 * SCALE + 1.5)
+        self.assertLess(took, BUDGET)
         self.alive.close()
         assert self.controller is not None
         self.assertEqual(self.controller.ended(), 1)
@@ -146,7 +148,7 @@ class Silence(ProcessTestCase):
         self.begin("--min-rank-start", "100", "--join-timeout", "600")
         begun = self.cut()
         assert self.controller is not None
-        line = self.controller.said("left while the window is open", 30 * SCALE + 1.5)
+        line = self.controller.said("left while the window is open", BUDGET)
         self.assertIn("'gpu-gone'", line)
         self.assertIn("silent", line)
         self.assertGreater(time.monotonic() - begun, 1.0)

@@ -22,15 +22,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-SECOND = timedelta(seconds=1)
+LONG = timedelta(seconds=60)
+"""For what is answered."""
 SHORT = timedelta(milliseconds=100)
+"""For what is not."""
+MOST_SECS = 540
 KEY_BYTES = 8 * 1024
 VALUE_BYTES = 8 * 1024 * 1024
 
 
 def connected(port: int, **how: Any) -> Any:
     """A client of the store."""
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=10), **how)
+    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LONG, **how)
 
 
 def short(value: object) -> str:
@@ -62,6 +65,7 @@ def second_client(pipe: Any) -> None:
     clients: dict[int, Any] = {}
     while (order := pipe.recv()) is not None:
         port, name, arguments = order
+        # An answer is the same where it is not.
         time.sleep(0.05)
         if name == "worker":
             pipe.send(answer(partial(connected, port, world_size=2)).partition("(")[0])
@@ -163,7 +167,7 @@ class Play:
         self.call("get", "empty")
         self.both("get", ("late",), "set", ("late", "now"))
         self.both("wait", (["late", "later"],), "add", ("later", 1))
-        self.both("wait", (["swapped late"], SECOND), "compare_set", ("swapped late", "", "x"))
+        self.both("wait", (["swapped late"], LONG), "compare_set", ("swapped late", "", "x"))
         self.both("multi_get", (["late", "several"],), "multi_set", (["some", "several"], ["1", "2"]))
         self.both("get", ("grown late",), "append", ("grown late", "x"))
         self.both("barrier", ("all here", 2), "barrier", ("all here", 2))
@@ -174,7 +178,7 @@ class Play:
         self.said.append(("the other of the two", self._pipe.recv()))
         self.call("set_timeout", SHORT)
         self.call("get", "never")
-        self.call("set_timeout", 10 * SECOND)
+        self.call("set_timeout", LONG)
         self.call("num_keys")
 
     def queues(self) -> None:
@@ -198,7 +202,7 @@ class Play:
         prefixed = dist.PrefixStore("outer", dist.PrefixStore("inner", self._store))
         self.note("a prefixed set", lambda: prefixed.set("key", "value"))
         self.note("a prefixed add", lambda: prefixed.add("sum", 3))
-        self.note("a prefixed wait", lambda: prefixed.wait(["key"], SECOND))
+        self.note("a prefixed wait", lambda: prefixed.wait(["key"], LONG))
         self.call("get", "inner/outer/key")
         if hasattr(self._store, "clone"):
             self.called.add("clone")
@@ -252,7 +256,7 @@ def forked(serve: Callable[[Any], None]) -> Any:
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(45, exit=True)
+    faulthandler.dump_traceback_later(MOST_SECS, exit=True)
     torchs, other = forked(server), forked(second_client)
     for port in (torchs.recv(), int(sys.argv[1])):
         play = Play(port, other)
