@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -29,12 +30,13 @@ RUNS = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-while True:
+end = time.monotonic() + 60
+while time.monotonic() < end:
     if os.fork():
         os._exit(0)
     time.sleep(0.005)
 """
-"""Is another process every few milliseconds, and its output the same."""
+"""Is another process every few milliseconds, and its output the same; for a minute."""
 LEAVES = "trap 'echo boom >\"$1/rank.001.json\" && exit 7; exit 8' TERM\necho ready\nwhile :; do sleep 0.05; done"
 """A script that leaves an error file in a folder when it is told to end."""
 NEVER = 2 * PATIENCE
@@ -67,6 +69,10 @@ class SessionTestCase(unittest.TestCase):
         child = int(self.line(process))
         self.addCleanup(self.kill, child)
         return process, child
+
+    def kill_group(self, group: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
 
     def kill(self, pid: int) -> None:
         if alive(pid):
@@ -123,12 +129,13 @@ class TestSessions(SessionTestCase):
             process = self.start(*PYTHON, RUNS)
             self.assertEqual(self.line(process), "ready")
             process.wait(WAIT)
+            self.addCleanup(self.kill_group, process.pid)
             sessions = self.recorded(process)
             sessions.leader_gone(process.pid)
             end(sessions, 0.1)
             assert process.stdout is not None
-            # It ends with the last process that holds it.
-            self.assertTrue(select.select([process.stdout], [], [], WAIT)[0])
+            # It ends with the last process that holds it, and would be held for a minute.
+            self.assertTrue(select.select([process.stdout], [], [], 30)[0])
             self.assertEqual(process.stdout.read(), "")
 
     def test_an_id_that_a_new_process_has_is_not_the_old_session(self) -> None:
