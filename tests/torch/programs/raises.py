@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
+
+MOST_SECS = 540
+"""A rank that is stuck shows where, before the test gives it up."""
 
 
 class LabelError(ValueError):
@@ -14,6 +18,7 @@ class LabelError(ValueError):
 
 @record
 def main() -> None:
+    faulthandler.dump_traceback_later(MOST_SECS, exit=True)
     dist.init_process_group("gloo")
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False

@@ -5,6 +5,7 @@ usage: world.py [FILE]    with FILE, training goes on until it exists; where it 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -17,6 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 STEPS = 3
 RATE = 0.01
+MOST_SECS = 540
+"""A rank that is stuck shows where, before the test gives it up."""
 
 
 def train(rank: int, until: Path | None) -> tuple[list[float], int]:
@@ -47,6 +50,7 @@ def train(rank: int, until: Path | None) -> tuple[list[float], int]:
 
 @record
 def main() -> None:
+    faulthandler.dump_traceback_later(MOST_SECS, exit=True)
     until = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
