@@ -147,7 +147,7 @@ def forming_text(settings: WindowSettings) -> str:
     ways = [] if target is None or mode is StartMode.MANUAL else [f"as soon as {counted(target, 'rank')} are in"]
     if mode is not StartMode.AUTO:
         ways.append(f"at the operator's start with {quorum} or more")
-    if mode is not StartMode.MANUAL:
+    if mode is not StartMode.MANUAL and quorum != target:
         ways.append(f"after {secs} with {quorum} or more")
     hint = ""
     if mode is StartMode.AUTO and target is None:

@@ -258,7 +258,8 @@ COUNTDOWNS = (
 # mode, quorum, target, the log's line
 FORMING = (
     (AUTO, 1, None, "after 300 s with 1 or more; --target-ranks N has it form sooner, as soon as N are in"),
-    (AUTO, 4, 4, "as soon as 4 ranks are in, or after 300 s with 4 or more"),
+    (AUTO, 4, 4, "as soon as 4 ranks are in"),
+    (HYBRID, 4, 4, "as soon as 4 ranks are in, or at the operator's start with 4 or more"),
     (
         AUTO,
         1,
