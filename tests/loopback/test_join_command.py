@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -449,6 +450,22 @@ class ExitStatus(AgentTestCase):
 
 class RealController(AgentTestCase):
     """The same against a real controller, in its own words."""
+
+    def test_a_host_that_is_told_to_end_is_named_with_the_signal(self) -> None:
+        controller = self.start("--target-ranks", "2", "--after-run", "hold")
+        program = (*SH, "echo begun; exec sleep 600")
+        agent, other = (self.join(controller.port, name, program=program) for name in ("gpu-a", "gpu-b"))
+        for each in (agent, other):
+            each.printed(b"begun\n")
+        agent.send_signal(signal.SIGINT)
+        self.assertEqual((agent.ended(), other.ended()), (130, 1))
+        reason = re.compile(
+            r"rank [01] of host 'gpu-a' exited with code -15 [(]killed by SIGTERM[)] "
+            r"[(]stopped: flodl-tw on its host got SIGINT[)]"
+        )
+        self.assertRegex(controller.log, reason)
+        self.assertRegex(other.err, reason)
+        self.assertNotIn("left an exception", agent.err)
 
     def test_its_words_give_1_or_2_and_a_token_that_is_wrong_or_missing_2(self) -> None:
         closed = self.launch("--target-ranks", "1", "--after-run", "hold")
