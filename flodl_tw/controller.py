@@ -125,6 +125,8 @@ class Controller(Service):
         if self.after_run is AfterRun.REARM:
             self.last_outcome = run.phase.value if run.failure is None else f"{run.phase.value}: {run.failure}"
             self._open_run()
+            # Whoever remembers the old run (a log event does) shall not hold all that its store has.
+            run.store = None
         elif self.after_run is AfterRun.EXIT:
             self._finished(run.phase)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import ref
 
 from twisted.internet.interfaces import IPushProducer, ITransport
 from twisted.logger import LogLevel
@@ -42,7 +43,8 @@ class StoreChannel:
         self.clock: Any = front.clock
         self._controller = controller
         self._told: OrderedDict[str, float] = OrderedDict()
-        self._worlds: deque[WorldStore] = deque()
+        # A world whose connections are all closed is gone, and its keys with it.
+        self._worlds: deque[ref[WorldStore]] = deque()
         self._due: deque[StoreClient] = deque()
         self._turn_is_due = False
 
@@ -92,12 +94,12 @@ class StoreChannel:
 
     def _keep(self, store: WorldStore) -> None:
         """A connection keeps its world's keys while it is open, but not for ever: the keys of two worlds are kept."""
-        if store in self._worlds:
+        if self._worlds and self._worlds[-1]() is store:
             return
-        self._worlds.append(store)
-        if len(self._worlds) > KEPT_WORLDS:
-            for client in list(self._worlds.popleft().clients):
-                client.give_up("its world is over, and two more have used the store")
+        self._worlds.append(ref(store))
+        oldest = self._worlds.popleft()() if len(self._worlds) > KEPT_WORLDS else None
+        for client in [] if oldest is None else list(oldest.clients):
+            client.give_up("its world is over, and two more have used the store")
 
     def _refuse(self, peeker: Peeker, why: str) -> None:
         now = self.clock.seconds()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from twisted.logger import LogLevel
 
@@ -234,6 +236,24 @@ class TestKeySpace(StoringTestCase):
         self.assertEqual((view["connected"], view["keys"]), (1, 1))
         old.reset()
         self.assertEqual(self.view(door)["connected"], 1)
+
+    def test_the_keys_of_a_world_go_with_its_last_connection(self) -> None:
+        door = self.formed("10.0.0.1", after_run=AfterRun.REARM)
+        client = self.client(door, "10.0.0.1", q(Opcode.SET, b"/k", b""))
+        store = door.controller.run.store
+        assert store is not None
+        keys = ref(store.keys)
+        del store
+        (link,) = self.links
+        link.send(link.talk.exited(0))
+        link.hang_up()
+        door.turn()
+        gc.collect()
+        self.assertIsNotNone(keys())
+        client.reset()
+        del client
+        gc.collect()
+        self.assertIsNone(keys())
 
     def test_the_keys_of_two_worlds_are_kept_and_no_more(self) -> None:
         door = self.formed("10.0.0.1", after_run=AfterRun.REARM)

@@ -147,7 +147,6 @@ class StoreConnection:
 
     def _reply_all(self, parts: Iterator[bytes], names: Collection[bytes]) -> None:
         """Answer with all parts, as there is room; ``names`` are what they hold."""
-        self._rest_bytes = 1
         self._go_on(parts)
         if self._rest is not None:
             self._rest_bytes = 1 + sum(map(len, names))
