@@ -34,7 +34,7 @@ from agent import cpu_secs
 from join import PATIENCE, Server, close_all, controller, hello, row
 
 from flodl_tw.core.messages import WorldFormed
-from flodl_tw.core.store_wire import STORE_MAGIC, Opcode
+from flodl_tw.core.store.wire import STORE_MAGIC, Opcode
 from flodl_tw.testing import HostTalk
 
 CROWD = 4096

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from flodl_tw.core.texts import counted, printable, shortened
+from flodl_tw.core.log_text import counted, printable, shortened
 
 MOST_HOSTS: Final = 64
 """Hosts that are listed; ``--json`` has all of them."""

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
-from flodl_tw.core.texts import counted, printable, shortened
+from flodl_tw.core.log_text import counted, printable, shortened
 from flodl_tw.glance import (
     OPEN_PHASES,
     Fields,

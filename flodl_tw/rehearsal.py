@@ -23,8 +23,8 @@ from flodl_tw.agent.environ import read_envelope
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.outcome import SILENT_CLOSES, aborted, closed_silently
 from flodl_tw.core.addresses import show_endpoint
+from flodl_tw.core.log_text import counted, printable
 from flodl_tw.core.messages import Abort, Accept, Hello, Reject, WorldFormed
-from flodl_tw.core.texts import counted, printable
 from flodl_tw.limits import Limits, scaled
 from flodl_tw.rehearsed import Plan, RehearsedHost, bad_lines, faults, good_lines
 

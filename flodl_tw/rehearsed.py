@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from flodl_tw.core.log_text import counted, shortened
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
 from flodl_tw.core.refusals import Word
-from flodl_tw.core.texts import counted, shortened
 
 if TYPE_CHECKING:
     from flodl_tw.agent.environ import Seat

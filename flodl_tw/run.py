@@ -19,11 +19,12 @@ from flodl_tw.core import views
 from flodl_tw.core.exits import Exits, ViolationError
 from flodl_tw.core.facts import RUN_FACT, Offer
 from flodl_tw.core.ledger import Ledger, Member
+from flodl_tw.core.log_text import counted, quoted
+from flodl_tw.core.phrases import Newcomers, moved, named_ranks
 from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.store_wire import StoreLimits
-from flodl_tw.core.telling import Newcomers, moved, named_ranks
-from flodl_tw.core.texts import counted, quoted
+from flodl_tw.core.store.wire import StoreLimits
+from flodl_tw.core.store.world import WorldStore
 from flodl_tw.core.window import (
     Failed,
     Formed,
@@ -38,7 +39,6 @@ from flodl_tw.core.window import (
 )
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import LaunchSettings, World
-from flodl_tw.world_store import WorldStore
 
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""

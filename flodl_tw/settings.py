@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import SIGNATURE_BYTES
-from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import Limits, parse_scale, scaled

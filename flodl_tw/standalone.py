@@ -19,7 +19,7 @@ from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
 from flodl_tw.channels import channels
 from flodl_tw.controller import AfterRun, Controller
-from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, SPARE_DESCRIPTORS, STOP_GRACE, Limits, parse_scale
 from flodl_tw.mux import FrontDoor

@@ -20,7 +20,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from flodl_tw.controller import AfterRun, Controller
-from flodl_tw.core import host_talk
+from flodl_tw.core import join_client as host_talk
 from flodl_tw.core.messages import (
     Accept,
     Hello,

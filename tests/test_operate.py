@@ -17,11 +17,11 @@ from twisted.web.resource import Resource
 from flodl_tw import operate
 from flodl_tw.core.hello_json import hello_to_json
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.store_wire import Opcode, StoreLimits
+from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.operate import Controller
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.status import Status
-from tests.core.store_queries import HELLO, many
+from tests.core.store.queries import HELLO, many
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
 HERE = Controller("127.0.0.1", 29500, None)

@@ -10,7 +10,7 @@ from twisted.logger import LogLevel
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, Accept, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.run import SHOWN_ERRORS, LinkEnd, OnLoss
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, turns, window

@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from flodl_tw.core.store_wire import StoreLimits
+from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import SettingError, StartMode
 from flodl_tw.core.world import RelaySettings, WorkerFields
 from flodl_tw.settings import Settings, read_settings

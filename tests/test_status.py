@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import LogLevel
 
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.store_wire import Opcode, StoreLimits
+from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits
 from flodl_tw.mux import FrontDoor
@@ -21,7 +21,7 @@ from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
 from flodl_tw.web.status import Status, StatusChannel
-from tests.core.store_queries import HELLO, many, q
+from tests.core.store.queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 from tests.waiting import ReactorTestCase, waits
 

@@ -28,8 +28,8 @@ from flodl_tw.agent.processes import Guardian
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.ledger import rank_span
+from flodl_tw.core.log_text import counted
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
-from flodl_tw.core.texts import counted
 from flodl_tw.limits import Limits, scaled
 
 REPLY_SECS: Final = 30

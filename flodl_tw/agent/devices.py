@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flodl_tw.core.ledger import MAX_DEVICES
-from flodl_tw.core.texts import MAX_TEXT_BYTES
+from flodl_tw.core.log_text import MAX_TEXT_BYTES
 from flodl_tw.core.window import SettingError
 
 MAX_NUMBER: Final = 255

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeGuard
 
-from flodl_tw.core.texts import MAX_TEXT_BYTES
+from flodl_tw.core.log_text import MAX_TEXT_BYTES
 from flodl_tw.core.views import compact
 
 CLUSTER_VARIABLE: Final = "FLODL_INTERNAL_CLUSTER_JSON"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from flodl_tw.agent.devices import Gpu, Inventory
-from flodl_tw.core.texts import MAX_TEXT_BYTES
+from flodl_tw.core.log_text import MAX_TEXT_BYTES
 
 MAX_ANSWER: Final = 1 << 20
 """Bytes of a tool's answer; a host with the most GPUs says a few KiB."""

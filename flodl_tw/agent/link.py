@@ -13,7 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
-from flodl_tw.core.host_talk import HostTalk
+from flodl_tw.core.join_client import HostTalk
 from flodl_tw.core.messages import Hello, JoinMessage
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.wire import WireError

@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
+from flodl_tw.core.log_text import shortened
 from flodl_tw.core.refusals import Word
-from flodl_tw.core.texts import shortened
 
 CLEAN: Final = 0
 TRANSIENT: Final = 1

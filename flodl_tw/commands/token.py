@@ -55,7 +55,7 @@ def lines(path: str, host: str) -> tuple[str, str, str]:
     """What to do with the file, if its controller will run on ``host``; never the token."""
     import shlex
 
-    from flodl_tw.core.texts import printable
+    from flodl_tw.core.log_text import printable
     from flodl_tw.core.views import join_commands
 
     word = shlex.quote(path)

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterable
 
 from flodl_tw.core.ledger import Member, rank_span
+from flodl_tw.core.phrases import named_ranks
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.telling import named_ranks
 
 
 class ViolationError(Exception):

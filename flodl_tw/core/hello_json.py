@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from flodl_tw.core.fields import is_text, read_object, shown
 from flodl_tw.core.messages import SIGNATURE_BYTES, VERSIONS, Hello
-from flodl_tw.core.strict_json import is_text, read_object, shown
 
 MAX_U32: Final = (1 << 32) - 1
 _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")

@@ -23,9 +23,9 @@ from flodl_tw.core.facts import (
     Fact,
     Offer,
 )
+from flodl_tw.core.log_text import MAX_TEXT_BYTES, quoted, too_long
 from flodl_tw.core.messages import VERSIONS
 from flodl_tw.core.refusals import Refusal, Word
-from flodl_tw.core.texts import MAX_TEXT_BYTES, quoted, too_long
 
 MAX_DEVICES: Final = 256
 MAX_LABELS: Final = 256

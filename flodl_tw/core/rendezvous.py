@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from flodl_tw.core.ledger import Member
+from flodl_tw.core.log_text import quoted
 from flodl_tw.core.messages import RendezvousHello, RendezvousMessage, Role, RoleGiven, Uid
 from flodl_tw.core.refusals import short_id
-from flodl_tw.core.texts import quoted
 
 Peer = Hashable
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flodl_tw.core.strict_json import is_text, read_object
+from flodl_tw.core.fields import is_text, read_object
 from flodl_tw.core.wire import WireError
 
 MAX_REPORT_BYTES: Final = 4 * 1024

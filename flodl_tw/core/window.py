@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from flodl_tw.core.texts import counted
+from flodl_tw.core.log_text import counted
 
 DEFAULT_CAP: Final = 600
 """Seconds of the hard cap, unless it or a longer window was asked for."""

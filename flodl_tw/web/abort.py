@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flodl_tw.core.strict_json import is_text, read_object, shown
+from flodl_tw.core.fields import is_text, read_object, shown
 from flodl_tw.core.window import Phase
 from flodl_tw.limits import MAX_REASON_BYTES
 from flodl_tw.run import Run

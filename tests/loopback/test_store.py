@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flodl_tw.core.messages import Abort, WorldFormed
-from flodl_tw.core.store_wire import Opcode
+from flodl_tw.core.store.wire import Opcode
 from flodl_tw.limits import STOP_GRACE
-from tests.core.store_queries import HELLO, i64, many, q, text
+from tests.core.store.queries import HELLO, i64, many, q, text
 from tests.loopback.agents import PYTHON, AgentTestCase
 from tests.loopback.process import (
     LOOPBACK,

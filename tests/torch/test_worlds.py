@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from tests.core.store_queries import HELLO, Opcode, q
+from tests.core.store.queries import HELLO, Opcode, q
 from tests.loopback.agents import Command
 from tests.loopback.process import LOOPBACK, Twistd, body_of, read_all, until
 from tests.torch.cases import LONG, PROGRAMS, Newest, Oldest

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flodl_tw.core.store import Outcome, StoreConnection
-from flodl_tw.core.store_wire import Opcode
+from flodl_tw.core.store.session import Outcome, StoreConnection
+from flodl_tw.core.store.wire import Opcode
 
 HELLO = bytes.fromhex("00cef7853c")
 CAPTURES = sorted((Path(__file__).parents[1] / "vectors" / "tcpstore").glob("*.txt"))

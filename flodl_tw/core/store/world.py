@@ -8,9 +8,9 @@ from typing import Any
 
 from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
-from flodl_tw.core.store_keys import KeySpace
-from flodl_tw.core.store_wire import StoreLimits
-from flodl_tw.core.texts import counted, shortened
+from flodl_tw.core.log_text import counted, shortened
+from flodl_tw.core.store.keys import KeySpace
+from flodl_tw.core.store.wire import StoreLimits
 
 MOST_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from flodl_tw.core.store import StoreConnection
-from flodl_tw.core.store_keys import KeySpace
-from flodl_tw.core.store_waits import WAIT_BYTES
-from flodl_tw.core.store_wire import Opcode
-from tests.core.store_queries import HELLO, i64, listed, many, q, sent, text
+from flodl_tw.core.store.keys import KeySpace
+from flodl_tw.core.store.session import StoreConnection
+from flodl_tw.core.store.waits import WAIT_BYTES
+from flodl_tw.core.store.wire import Opcode
+from tests.core.store.queries import HELLO, i64, listed, many, q, sent, text
 
 CLIENTS = st.integers(0, 3)
 KEYS = st.sampled_from((b"/a", b"/bb", b"/ccc", b"/d"))

@@ -10,7 +10,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.core.store import (
+from flodl_tw.core.store.keys import KeySpace, number_of
+from flodl_tw.core.store.session import (
     JOIN_BYTES,
     LISTED_A_PART,
     MOST_WAITS,
@@ -19,10 +20,9 @@ from flodl_tw.core.store import (
     Outcome,
     StoreConnection,
 )
-from flodl_tw.core.store_keys import KeySpace, number_of
-from flodl_tw.core.store_waits import WAIT_BYTES, Waiting
-from flodl_tw.core.store_wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreError, StoreLimits
-from tests.core.store_queries import (
+from flodl_tw.core.store.waits import WAIT_BYTES, Waiting
+from flodl_tw.core.store.wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreError, StoreLimits
+from tests.core.store.queries import (
     CAPTURES,
     HELLO,
     Call,

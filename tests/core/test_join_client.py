@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.core.host_talk import MAX_ANSWER_BYTES, HostTalk
+from flodl_tw.core.join_client import MAX_ANSWER_BYTES, HostTalk
 from flodl_tw.core.messages import (
     Abort,
     Accept,

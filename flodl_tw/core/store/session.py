@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from flodl_tw.core.store_keys import KeySpace
-from flodl_tw.core.store_waits import Wait
-from flodl_tw.core.store_wire import STORE_MAGIC, Opcode, Query, QueryReader, StoreError
+from flodl_tw.core.store.keys import KeySpace
+from flodl_tw.core.store.waits import Wait
+from flodl_tw.core.store.wire import STORE_MAGIC, Opcode, Query, QueryReader, StoreError
 
 DONE: Final = b"\0"
 """The answer of WAIT and BARRIER, and of a CHECK that found all."""

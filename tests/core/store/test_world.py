@@ -9,12 +9,12 @@ from twisted.internet.task import Clock
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger
-from flodl_tw.core.store import StoreConnection
-from flodl_tw.core.store_waits import WAIT_BYTES
-from flodl_tw.core.store_wire import Opcode, StoreLimits
+from flodl_tw.core.store.session import StoreConnection
+from flodl_tw.core.store.waits import WAIT_BYTES
+from flodl_tw.core.store.wire import Opcode, StoreLimits
+from flodl_tw.core.store.world import KEY_CHARS, MOST_WAITS, Unread, WorldStore
 from flodl_tw.testing import make_hello
-from flodl_tw.world_store import KEY_CHARS, MOST_WAITS, Unread, WorldStore
-from tests.core.store_queries import HELLO, many, q
+from tests.core.store.queries import HELLO, many, q
 
 
 class TestUnread(unittest.TestCase):
