@@ -17,13 +17,13 @@ from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.main import Agents, run_reactor
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
-from flodl_tw.channels import channels
+from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, SPARE_DESCRIPTORS, STOP_GRACE, Limits, parse_scale
-from flodl_tw.mux import FrontDoor
 from flodl_tw.run import RunSettings
+from flodl_tw.server import channels
 from flodl_tw.state_folder import TOKEN_VARIABLE
 
 LOOPBACK: Final = "127.0.0.1"

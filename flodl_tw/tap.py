@@ -30,7 +30,7 @@ from flodl_tw.settings import Settings, read_settings
 from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, check_writable, write_atomically
 
 if TYPE_CHECKING:
-    from flodl_tw.mux import FrontDoor
+    from flodl_tw.channels.front_door import FrontDoor
 
 
 class Options(usage.Options):
@@ -193,8 +193,8 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
 
     from twisted.internet import reactor
 
-    from flodl_tw.channels import channels
     from flodl_tw.controller import Controller
+    from flodl_tw.server import channels
 
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     clock: Any = reactor
@@ -230,7 +230,7 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
 
 
 def _front_door(clock: Any, settings: Settings, descriptors: int) -> FrontDoor:
-    from flodl_tw.mux import FrontDoor
+    from flodl_tw.channels.front_door import FrontDoor
 
     capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
     front = FrontDoor(

@@ -19,6 +19,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core import join_client as host_talk
 from flodl_tw.core.messages import (
@@ -33,7 +34,6 @@ from flodl_tw.core.messages import (
 )
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameReader
 from flodl_tw.limits import Limits
-from flodl_tw.mux import FrontDoor
 from flodl_tw.run import RunSettings
 
 PORT = 29500
@@ -261,7 +261,7 @@ class ClockedController:
         native_rendezvous: bool = False,
         **door: Any,
     ) -> None:
-        from flodl_tw.channels import channels
+        from flodl_tw.server import channels
 
         self.clock = Clock()
         self.finished: list[str] = []

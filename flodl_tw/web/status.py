@@ -18,9 +18,9 @@ from twisted.web.iweb import IRequest
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
-from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.web.abort import abort_run
 from flodl_tw.web.access import DeclinedError
 from flodl_tw.web.check import check_hello

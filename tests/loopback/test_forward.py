@@ -24,11 +24,11 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred
 
 from flodl_tw import sockets
+from flodl_tw.channels.forward import DialerLeg, ForwardChannel
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, RENDEZVOUS_MAGIC
-from flodl_tw.forward import DialerLeg, ForwardChannel
 from flodl_tw.limits import STOP_GRACE, Limits
-from flodl_tw.mux import FrontDoor, Peeker
 from tests.loopback.process import (
     LOOPBACK,
     PATIENT,

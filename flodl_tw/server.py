@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flodl_tw.channels.forward import ForwardChannel
+from flodl_tw.channels.front_door import FrontDoor, Route
+from flodl_tw.channels.join import JoinChannel
+from flodl_tw.channels.rendezvous import RendezvousChannel
+from flodl_tw.channels.store import StoreChannel
 from flodl_tw.controller import Controller
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
-from flodl_tw.forward import ForwardChannel
-from flodl_tw.join import JoinChannel
-from flodl_tw.mux import FrontDoor, Route
-from flodl_tw.rendezvous import RendezvousChannel
-from flodl_tw.storing import StoreChannel
 from flodl_tw.web.status import Status, StatusChannel
 
 FORWARDED: Final = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}

@@ -14,11 +14,11 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
+from flodl_tw.channels.forward import LOG_EVERY_SECS, DeathWatch, ForwardChannel, Leg
+from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.core.window import SettingError
 from flodl_tw.core.wire import DATA_MAGIC
-from flodl_tw.forward import LOG_EVERY_SECS, DeathWatch, ForwardChannel, Leg
 from flodl_tw.limits import Limits
-from flodl_tw.mux import FrontDoor
 from flodl_tw.testing import FakeTransport
 from tests.pumped import PumpedTestCase
 

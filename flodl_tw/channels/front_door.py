@@ -28,11 +28,11 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from flodl_tw.channels.pending import Undecided
 from flodl_tw.core.addresses import Address, classify, show_endpoint
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.deadlines import Closer, DeadlineQueue
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
-from flodl_tw.pending import Undecided
 
 UNSERVED: Final = {
     RENDEZVOUS_MAGIC: "rendezvous",

@@ -21,9 +21,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw import sockets
-from flodl_tw.backends import backend_from_string
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.core.window import SettingError
-from flodl_tw.mux import FrontDoor, Peeker
+from flodl_tw.resolver import backend_from_string
 
 LOG_EVERY_SECS: Final = 60
 """An unreachable backend is worth a line a minute, however many dials it costs."""

@@ -18,11 +18,11 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw import sockets
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.store.session import Outcome, StoreConnection
 from flodl_tw.core.store.world import WorldStore
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
-from flodl_tw.mux import FrontDoor, Peeker
 
 PART_BYTES: Final = 256 * 1024
 """What is given to the transport at once; the next part waits until it has room."""

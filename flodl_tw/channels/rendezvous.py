@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, ITransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.facts import VERSION_FACT
 from flodl_tw.core.messages import RendezvousHello, Uid, decode_rendezvous, encode_rendezvous
@@ -18,7 +19,6 @@ from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, Frame, FrameKind, FrameReader, WireError
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue, guarded
-from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.run import Run
 
 

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from flodl_tw.backends import backend_from_string
+from flodl_tw.resolver import backend_from_string
 
 BAD = (
     ("", "neither tcp nor unix"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from twisted.internet.task import Clock
 
+from flodl_tw.channels.pending import Undecided
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC
-from flodl_tw.pending import Undecided
 from flodl_tw.testing import ClockedController
 from tests.pumped import PumpedTestCase
 

@@ -11,6 +11,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
+from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.exits import ViolationError
@@ -40,7 +41,6 @@ from flodl_tw.core.wire import (
 )
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue
-from flodl_tw.mux import FrontDoor, Peeker
 from flodl_tw.run import LinkEnd, Run
 
 
