@@ -12,7 +12,7 @@ from flodl_tw.channels.rendezvous import RendezvousChannel
 from flodl_tw.channels.store import StoreChannel
 from flodl_tw.controller import Controller
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
-from flodl_tw.web.status import Status, StatusChannel
+from flodl_tw.web.resource import Status, StatusChannel
 
 FORWARDED: Final = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}
 """The channels that may have a backend, by the name of their option."""

@@ -15,12 +15,12 @@ from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
 from flodl_tw import operate
-from flodl_tw.core.hello_json import hello_to_json
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.operate import Controller
 from flodl_tw.testing import ClockedController, make_hello
-from flodl_tw.web.status import Status
+from flodl_tw.web.hello_json import hello_to_json
+from flodl_tw.web.resource import Status
 from tests.core.store.queries import HELLO, many
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 

@@ -34,7 +34,7 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
 def check(settings: AgentSettings, choice: Choice) -> int:
     """``join --check``: whether the controller would admit this host."""
     from flodl_tw import operate
-    from flodl_tw.core.hello_json import hello_to_json
+    from flodl_tw.web.hello_json import hello_to_json
 
     controller = operate.Controller(*settings.controller, settings.token)
     hello = hello_to_json(settings.hello(choice.devices, choice.libtorch), 4)

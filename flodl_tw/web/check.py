@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flodl_tw.core.facts import Offer
-from flodl_tw.core.hello_json import hello_from_json
 from flodl_tw.core.ledger import unspoken_version
 from flodl_tw.run import Run
 from flodl_tw.web.access import CHECK, Attempt, DeclinedError, authorise
+from flodl_tw.web.hello_json import hello_from_json
 
 
 def check_hello(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from flodl_tw.core.hello_json import hello_to_json
 from flodl_tw.core.messages import Abort
 from flodl_tw.testing import make_hello
+from flodl_tw.web.hello_json import hello_to_json
 from tests.loopback.process import ProcessTestCase, body_of, head_of
 
 

@@ -20,7 +20,7 @@ from flodl_tw.limits import Limits
 from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
-from flodl_tw.web.status import Status, StatusChannel
+from flodl_tw.web.resource import Status, StatusChannel
 from tests.core.store.queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 from tests.waiting import ReactorTestCase, waits

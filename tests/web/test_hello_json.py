@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.core.hello_json import hello_from_json, hello_to_json
 from flodl_tw.core.messages import Hello, encode_join
+from flodl_tw.web.hello_json import hello_from_json, hello_to_json
 
 SIG = bytes(range(32))
 PLAIN = Hello("gpu-a", b"\0\1", ("H100", "H100"), "sm90", SIG)

@@ -11,7 +11,7 @@ from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort
 from flodl_tw.testing import ClockedController, make_hello
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, fill, turns, window
-from tests.test_start import AWAY, HERE, WRONG
+from tests.web.test_start import AWAY, HERE, WRONG
 
 TOLD = "aborted by the operator: wrong data set"
 BODY = b'{"reason":"wrong data set"}'

@@ -23,11 +23,11 @@ from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.web.abort import abort_run
 from flodl_tw.web.access import DeclinedError
+from flodl_tw.web.actions import start_run
 from flodl_tw.web.check import check_hello
+from flodl_tw.web.connection import answer, answer_json, attempt_of
 from flodl_tw.web.gate import RequestGate, Unfit, body_too_large
 from flodl_tw.web.page import POLICY, page
-from flodl_tw.web.start import start_run
-from flodl_tw.web.talk import answer, answer_json, attempt_of
 
 ENDPOINTS: Final = (
     *("GET /state.json", "POST /start", "POST /abort", "POST /check"),

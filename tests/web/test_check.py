@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 from flodl_tw.core.facts import FACTS
-from flodl_tw.core.hello_json import hello_to_json
 from flodl_tw.core.messages import Accept, Hello, Reject
 from flodl_tw.run import RunSettings
 from flodl_tw.testing import ClockedController, make_hello
+from flodl_tw.web.hello_json import hello_to_json
 from tests.pumped import TOKEN, PumpedTestCase, window
-from tests.test_start import AWAY, HERE, WRONG
+from tests.web.test_start import AWAY, HERE, WRONG
 
 RIGHT = make_hello("gpu-b", 2)
 FIRST = make_hello("gpu-a", 2, nccl_version=(2, 27, 3), run_id="publish-7", model_sig=bytes(range(32)))
