@@ -22,7 +22,7 @@ from flodl_tw.run import OnLoss, RunSettings
 from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file, readable_token
 
 if TYPE_CHECKING:
-    from flodl_tw.cluster_file import ClusterFile, RosterEntry
+    from flodl_tw.fdl.cluster import ClusterFile, RosterEntry
 
 NOT_GIVEN: Final = (
     *("cluster", "port-file", "target-ranks", "max-join-timeout", "rendezvous", "data", "control"),
@@ -168,7 +168,7 @@ def _cluster(given: Mapping[str, Any]) -> ClusterFile | None:
     if "cluster" not in given:
         return None
     # Here, so that who has no cluster file does not wait for PyYAML at each start.
-    from flodl_tw.cluster_file import read_cluster_file
+    from flodl_tw.fdl.cluster import read_cluster_file
 
     return read_cluster_file(given["cluster"])
 

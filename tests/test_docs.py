@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flodl_tw.agent.environ import Group, Seat, rank_environ
-from flodl_tw.agent.fdl_yml import KEYS, UNUSED
 from flodl_tw.cli import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.refusals import Word
 from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC
+from flodl_tw.fdl.join_block import KEYS, UNUSED
 from flodl_tw.limits import Limits
 from flodl_tw.tap import Options
 from flodl_tw.testing import ClockedController, make_hello

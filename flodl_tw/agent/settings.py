@@ -24,7 +24,7 @@ from flodl_tw.limits import SCALE_VARIABLE, parse_scale
 from flodl_tw.state_folder import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
-    from flodl_tw.agent.fdl_yml import JoinFile
+    from flodl_tw.fdl.join_block import JoinFile
 
 BOOTSTRAP_VARIABLE: Final = "FLODL_INTERNAL_AGENT_JSON"
 HOST_VARIABLE: Final = "FLODL_HOST_NAME"

@@ -16,9 +16,9 @@ from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
-    from flodl_tw.agent.fdl_yml import JoinFile
     from flodl_tw.agent.gpu_tools import Asking
     from flodl_tw.agent.settings import AgentSettings, Texts
+    from flodl_tw.fdl.join_block import JoinFile
 
 
 def _asking(texts: Texts, environ: Mapping[str, str]) -> Asking | None:
@@ -48,7 +48,7 @@ def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFi
     path = texts.get("fdl-yml")
     if path is None:
         return None
-    from flodl_tw.agent.fdl_yml import read_join_file
+    from flodl_tw.fdl.join_block import read_join_file
 
     return read_join_file(path, texts.source("fdl-yml"))
 
@@ -79,10 +79,10 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
 
 def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``flodl-tw-agent``: a join as a launcher has ordered it."""
-    from flodl_tw.agent.bootstrap import PROBE_VARIABLE, read_bootstrap
     from flodl_tw.agent.devices import numbered
     from flodl_tw.agent.gpu_tools import Asking, installed_nccl
     from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_settings
+    from flodl_tw.fdl.launcher import PROBE_VARIABLE, read_bootstrap
 
     if BOOTSTRAP_VARIABLE not in environ:
         if environ.get(PROBE_VARIABLE):

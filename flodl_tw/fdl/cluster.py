@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from flodl_tw.cluster_nodes import Block, Value, read_document, shown
 from flodl_tw.core.window import StartMode, WindowSettings
+from flodl_tw.fdl.yaml_nodes import Block, Value, read_document, shown
 from flodl_tw.state_folder import parse_token
 
 DEFAULT_PORT: Final = 1337

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from flodl_tw.agent.settings import Placed
-from flodl_tw.cluster_file import DEFAULT_PORT, MAX_DEVICE, read_token
-from flodl_tw.cluster_nodes import Block, Value, read_document
 from flodl_tw.core.addresses import MAX_PORT, parse_endpoint
+from flodl_tw.fdl.cluster import DEFAULT_PORT, MAX_DEVICE, read_token
+from flodl_tw.fdl.yaml_nodes import Block, Value, read_document
 from flodl_tw.state_folder import readable_token
 
 UNUSED: Final = ("ssh", "bin", "source", "libtorch", "data_source", "sig_probe")

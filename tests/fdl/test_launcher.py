@@ -7,9 +7,9 @@ import sys
 import unittest
 from typing import Any
 
-from flodl_tw.agent.bootstrap import Bootstrap, read_bootstrap
 from flodl_tw.agent.settings import AgentSettings, read_settings
 from flodl_tw.core.window import SettingError
+from flodl_tw.fdl.launcher import Bootstrap, read_bootstrap
 
 SALT = "00112233445566778899aabbccddeeff"
 PLAIN: dict[str, Any] = {"host": "gpu-a", "controller_host": "10.0.0.100", "controller_port": 1337}

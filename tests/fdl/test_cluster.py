@@ -14,14 +14,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.cluster_file import (
+from flodl_tw.core.window import SettingError, StartMode
+from flodl_tw.fdl.cluster import (
     ClusterFile,
     JoinBlock,
     RosterEntry,
     read_cluster_file,
 )
-from flodl_tw.cluster_nodes import KNOWN_KEYS, MAX_BYTES, MAX_DEPTH
-from flodl_tw.core.window import SettingError, StartMode
+from flodl_tw.fdl.yaml_nodes import KNOWN_KEYS, MAX_BYTES, MAX_DEPTH
 
 SAMPLE = Path(__file__).parent / "cluster" / "fdl.yml"
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.agent.fdl_yml import KEYS, UNUSED, JoinFile, read_join_file
 from flodl_tw.agent.settings import AgentSettings, Texts, read_settings
-from flodl_tw.cluster_nodes import MAX_BYTES
 from flodl_tw.core.window import SettingError
+from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file
+from flodl_tw.fdl.yaml_nodes import MAX_BYTES
 from tests.agent.test_settings import OTHER, TOKEN, SettingsTestCase
 
 FILE = f"""\
