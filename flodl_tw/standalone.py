@@ -14,8 +14,8 @@ from twisted.logger import LogLevel
 
 from flodl_tw import sockets
 from flodl_tw.agent.devices import Choice
-from flodl_tw.agent.main import Agents, run_reactor
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
+from flodl_tw.agent.process import Agents, run_reactor
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller

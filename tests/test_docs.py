@@ -7,7 +7,7 @@ import unittest
 from dataclasses import asdict
 from pathlib import Path
 
-from flodl_tw.agent.environ import Group, Seat, rank_environ
+from flodl_tw.agent.rank_environ import Group, Seat, rank_environ
 from flodl_tw.cli import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.refusals import Word
 from flodl_tw.core.window import Phase

@@ -18,14 +18,14 @@ from twisted.internet.task import deferLater
 from flodl_tw.agent.children import Children
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError, LookUp, look_up
-from flodl_tw.agent.environ import read_envelope, read_relay_spec, stale
 from flodl_tw.agent.host import HostRun, Places
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, aborted, closed_silently, rejected, stopped, transient
 from flodl_tw.agent.output import Sink
-from flodl_tw.agent.processes import Guardian
+from flodl_tw.agent.rank_environ import read_envelope, read_relay_spec, stale
 from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.agent.spawn import Guardian
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.ledger import rank_span
 from flodl_tw.core.log_text import counted

@@ -14,7 +14,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from flodl_tw.agent.output import LineCutter, Sink
-from flodl_tw.agent.processes import Guardian, SessionProcess, spawn
+from flodl_tw.agent.spawn import Guardian, SessionProcess, spawn
 
 PARTIAL_SECS: Final = 1.0
 """How long an unfinished line waits for its end."""

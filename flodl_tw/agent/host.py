@@ -11,11 +11,11 @@ from twisted.internet.interfaces import IDelayedCall
 
 from flodl_tw.agent.children import Child, Children
 from flodl_tw.agent.devices import Device
-from flodl_tw.agent.environ import Seat, rank_environ, relay_environ
-from flodl_tw.agent.error_files import ErrorFiles
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
+from flodl_tw.agent.rank_environ import Seat, rank_environ, relay_environ
+from flodl_tw.agent.rank_files import ErrorFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
 from flodl_tw.core.messages import Abort

@@ -106,9 +106,9 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 def _catch_signals(reactor: Any, stop: Callable[[str], None]) -> None:
     """Have ``stop`` called with the name of each SIGTERM and SIGINT.  It follows on the reactor's own handlers."""
-    from flodl_tw.agent.main import SAME_SECS
     from flodl_tw.agent.outcome import signal_name
-    from flodl_tw.agent.processes import ENDING
+    from flodl_tw.agent.process import SAME_SECS
+    from flodl_tw.agent.spawn import ENDING
 
     last: dict[int, float] = dict.fromkeys(ENDING, -SAME_SECS)
 

@@ -16,14 +16,14 @@ from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
-    from flodl_tw.agent.gpu_tools import Asking
+    from flodl_tw.agent.gpu_probe import Asking
     from flodl_tw.agent.settings import AgentSettings, Texts
     from flodl_tw.fdl.join_block import JoinFile
 
 
 def _asking(texts: Texts, environ: Mapping[str, str]) -> Asking | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
-    from flodl_tw.agent.gpu_tools import Asking
+    from flodl_tw.agent.gpu_probe import Asking
 
     return None if texts.get("nproc") is not None else Asking(environ)
 
@@ -55,7 +55,7 @@ def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFi
 
 def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``join``, or with ``--check`` the question alone."""
-    from flodl_tw.agent.gpu_tools import installed_nccl
+    from flodl_tw.agent.gpu_probe import installed_nccl
     from flodl_tw.agent.settings import Texts, read_settings
 
     asking = _asking(Texts(options, environ), environ)
@@ -80,7 +80,7 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
 def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``flodl-tw-agent``: a join as a launcher has ordered it."""
     from flodl_tw.agent.devices import numbered
-    from flodl_tw.agent.gpu_tools import Asking, installed_nccl
+    from flodl_tw.agent.gpu_probe import Asking, installed_nccl
     from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_settings
     from flodl_tw.fdl.launcher import PROBE_VARIABLE, read_bootstrap
 
@@ -135,7 +135,7 @@ def _lean_imports() -> Iterator[None]:
 
 def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
     with _lean_imports():
-        from flodl_tw.agent.main import Agents, run_reactor
+        from flodl_tw.agent.process import Agents, run_reactor
 
         reactor = make_reactor()
     agents = Agents(reactor, environ, settings.stop_grace)

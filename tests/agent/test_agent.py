@@ -12,8 +12,8 @@ from twisted.internet.error import ConnectionRefusedError  # noqa: A004  Twisted
 from flodl_tw.agent.agent import CHECK, REPLY_SECS, Agent
 from flodl_tw.agent.devices import without_gpus
 from flodl_tw.agent.outcome import Outcome, permanent, rank_failed, transient
-from flodl_tw.agent.processes import Guardian
 from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.agent.spawn import Guardian
 from flodl_tw.core.messages import Abort, Accept, Hello, JoinMessage, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.wire import JOIN_MAGIC
 from flodl_tw.limits import CLOSE_GRACE

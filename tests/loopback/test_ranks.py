@@ -260,7 +260,7 @@ class Killed(RunningCase):
 # Starts the command that follows, with another idea of a guardian's short life.  usage: SECONDS COMMAND...
 SHORT_LIVES = """
 import runpy, sys
-from flodl_tw.agent import processes
+from flodl_tw.agent import spawn as processes
 processes.SHORT_LIFE_SECS = float(sys.argv[1])
 del sys.argv[:2]
 runpy.run_path(sys.argv[0], run_name="__main__")

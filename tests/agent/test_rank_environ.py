@@ -6,7 +6,7 @@ import json
 import unittest
 from typing import Any
 
-from flodl_tw.agent.environ import (
+from flodl_tw.agent.rank_environ import (
     MAX_DEPTH,
     MAX_VARIABLE,
     Group,

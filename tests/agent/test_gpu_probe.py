@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from flodl_tw.agent.devices import Gpu, Inventory
-from flodl_tw.agent.gpu_tools import MAX_ANSWER, Asking, installed_nccl, parse_amd, parse_nvidia
+from flodl_tw.agent.gpu_probe import MAX_ANSWER, Asking, installed_nccl, parse_amd, parse_nvidia
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 H100_ROW = f"0, {UUID}, NVIDIA H100 80GB HBM3, 81559, 9.0"

@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from flodl_tw.agent.error_files import ErrorFiles, beginning
+from flodl_tw.agent.rank_files import ErrorFiles, beginning
 from flodl_tw.core.reports import MAX_ERROR_FILE, RankError
 
 BOOM = RankError("ValueError", "boom", "")

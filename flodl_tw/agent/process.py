@@ -17,8 +17,8 @@ from flodl_tw.agent.agent import Agent
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import Outcome
 from flodl_tw.agent.output import Sink
-from flodl_tw.agent.processes import ENDING, PASSED_ON, Guardian, raise_descriptor_limit
 from flodl_tw.agent.settings import AgentSettings
+from flodl_tw.agent.spawn import ENDING, PASSED_ON, Guardian, raise_descriptor_limit
 
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""

@@ -16,7 +16,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
-from flodl_tw.agent import error_files, guardian
+from flodl_tw.agent import guardian
+from flodl_tw.agent import rank_files as error_files
 from flodl_tw.agent.guardian import Sessions
 
 GO: Final = 3
