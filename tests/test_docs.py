@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flodl_tw.agent.rank_environ import Group, Seat, rank_environ
-from flodl_tw.cli import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
+from flodl_tw.cli.main import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.refusals import Word
 from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from flodl_tw import __version__
-from flodl_tw.commands import operator, rehearse, token, worker
-from flodl_tw.commands.common import PERMANENT, say
+from flodl_tw.cli import operator, rehearse, token, worker
+from flodl_tw.cli.terminal import PERMANENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.window import SettingError
 

@@ -14,8 +14,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from flodl_tw import cli, state_folder
-from flodl_tw.commands.token import lines
+from flodl_tw import state_folder
+from flodl_tw.cli import main as cli
+from flodl_tw.cli.token import lines
 from flodl_tw.state_folder import make_token_file, read_token_file
 
 TOKEN = "00112233445566778899aabbccddeeff"

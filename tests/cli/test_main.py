@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from flodl_tw import cli
-from flodl_tw.commands import operator, rehearse, worker
+from flodl_tw.cli import main as cli
+from flodl_tw.cli import operator, rehearse, worker
 
 TOKEN = "00112233445566778899aabbccddeeff"
 NOT_SHOWN = (

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.commands.common import make_reactor, say
-from flodl_tw.commands.operator import check
+from flodl_tw.cli.operator import check
+from flodl_tw.cli.terminal import make_reactor, say
 from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
 def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``run``: a whole world on this machine."""
     from flodl_tw.agent.settings import Texts
-    from flodl_tw.standalone import own_environ, run_world
+    from flodl_tw.cli.local_world import own_environ, run_world
 
     environ = own_environ(environ)
     texts = Texts(options, environ)

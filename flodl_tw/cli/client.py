@@ -20,9 +20,9 @@ from twisted.python.failure import Failure
 from twisted.web._newclient import ParseError
 from twisted.web.client import RequestGenerationFailed, RequestTransmissionFailed, ResponseFailed
 
+from flodl_tw.cli.http_client import ANSWER_SECS, CONNECT_SECS
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
 from flodl_tw.core.log_text import printable, shortened
-from flodl_tw.http_client import ANSWER_SECS, CONNECT_SECS
 
 MAX_ANSWER: Final = 64 * 1024
 MAX_CHARS: Final = 1000

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.commands.common import Printer, controller_of, make_reactor, run_to_end, say
+from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
     from flodl_tw.agent.settings import AgentSettings
-    from flodl_tw.operate import Controller
+    from flodl_tw.cli.operate import Controller
 
 
 def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> Controller:
     from flodl_tw.agent.settings import Texts, given_token
-    from flodl_tw.operate import Controller
+    from flodl_tw.cli.operate import Controller
 
     return Controller(*controller_of(options), given_token(Texts(options, environ), environ))
 
 
 def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
     """Run one conversation with a controller to its exit status."""
-    from flodl_tw.operate import make_http
+    from flodl_tw.cli.operate import make_http
 
     reactor = make_reactor()
     printer = Printer()
@@ -33,7 +33,7 @@ def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
 
 def check(settings: AgentSettings, choice: Choice) -> int:
     """``join --check``: whether the controller would admit this host."""
-    from flodl_tw import operate
+    from flodl_tw.cli import operate
     from flodl_tw.web.hello_json import hello_to_json
 
     controller = operate.Controller(*settings.controller, settings.token)
@@ -43,8 +43,8 @@ def check(settings: AgentSettings, choice: Choice) -> int:
 
 def status(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``status``, once or with ``--watch``."""
-    from flodl_tw import operate
     from flodl_tw.agent.settings import Texts
+    from flodl_tw.cli import operate
 
     texts = Texts(options, environ)
     # A state is for everybody to read, so a token is not even looked for.
@@ -58,7 +58,7 @@ def status(options: Mapping[str, Any], program: list[str], environ: Mapping[str,
 
 def start(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``start``: the operator's."""
-    from flodl_tw import operate
+    from flodl_tw.cli import operate
 
     controller = _controller(options, environ)
     return _ask(lambda http, show: operate.start(http, controller, show, complain=say))
@@ -66,8 +66,8 @@ def start(options: Mapping[str, Any], program: list[str], environ: Mapping[str, 
 
 def abort(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``abort``, with a reason or without."""
-    from flodl_tw import operate
     from flodl_tw.agent.settings import Texts
+    from flodl_tw.cli import operate
 
     controller = _controller(options, environ)
     reason = Texts(options, environ).get("reason")

@@ -14,10 +14,10 @@ from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
-from flodl_tw import operate
+from flodl_tw.cli import operate
+from flodl_tw.cli.operate import Controller
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import Opcode, StoreLimits
-from flodl_tw.operate import Controller
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.hello_json import hello_to_json
 from flodl_tw.web.resource import Status

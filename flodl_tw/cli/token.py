@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flodl_tw.commands.common import Printer, say
+from flodl_tw.cli.terminal import Printer, say
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
 from flodl_tw.core.window import SettingError
 

@@ -11,12 +11,12 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 
 from flodl_tw.agent.dial import DialError
 from flodl_tw.agent.link import JoinLink, LinkFactory
-from flodl_tw.commands.rehearse import once, read_plan
+from flodl_tw.cli.rehearsal import AT_ONCE, Rehearsal
+from flodl_tw.cli.rehearse import once, read_plan
+from flodl_tw.cli.rehearsed import Bad, Plan, RehearsedHost, faults, good_lines
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
 from flodl_tw.core.window import SettingError
 from flodl_tw.limits import CLOSE_GRACE
-from flodl_tw.rehearsal import AT_ONCE, Rehearsal
-from flodl_tw.rehearsed import Bad, Plan, RehearsedHost, faults, good_lines
 from flodl_tw.run import RunSettings
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
 from tests.agent.links import LinkTransport

@@ -14,9 +14,9 @@ from treq.client import HTTPClient
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from flodl_tw.asking import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
-from flodl_tw.core.log_text import counted, printable, shortened
-from flodl_tw.glance import (
+from flodl_tw.cli.client import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
+from flodl_tw.cli.http_client import make_http
+from flodl_tw.cli.status_text import (
     OPEN_PHASES,
     Fields,
     ShapeError,
@@ -27,7 +27,7 @@ from flodl_tw.glance import (
     store_lines,
     why_lines,
 )
-from flodl_tw.http_client import make_http
+from flodl_tw.core.log_text import counted, printable, shortened
 
 __all__ = ["Controller", "abort", "check", "make_http", "start", "status", "watch"]
 

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flodl_tw.commands.common import Printer, controller_of, make_reactor, run_to_end, say
+from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
 from flodl_tw.core.window import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.settings import Texts
-    from flodl_tw.rehearsed import Bad, Plan
+    from flodl_tw.cli.rehearsed import Bad, Plan
 
 MOST_HOSTS: Final = 4096
 MOST_GPUS: Final = 256
@@ -23,8 +23,8 @@ SPARE_DESCRIPTORS: Final = 64
 def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """Join simulated hosts to a controller, train for a while, and tell whether all went as it should."""
     from flodl_tw.agent.dial import ATTEMPTS, Dialer
+    from flodl_tw.cli.rehearsal import Rehearsal
     from flodl_tw.limits import Limits, scaled
-    from flodl_tw.rehearsal import Rehearsal
 
     plan = read_plan(options, environ)
     reactor = make_reactor()
@@ -45,8 +45,8 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
 def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
     """What is to be rehearsed; SettingError for the first option that cannot be used."""
     from flodl_tw.agent.settings import Texts, given_token
+    from flodl_tw.cli.rehearsed import GPUS, HOSTS, SECS, Plan
     from flodl_tw.limits import SCALE_VARIABLE, parse_scale
-    from flodl_tw.rehearsed import GPUS, HOSTS, SECS, Plan
 
     texts = Texts(options, environ)
     controller = controller_of(options)
@@ -68,7 +68,7 @@ def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
 
 
 def _kinds(texts: Texts) -> tuple[Bad, ...]:
-    from flodl_tw.rehearsed import Bad
+    from flodl_tw.cli.rehearsed import Bad
 
     known = {bad.kind: bad for bad in Bad}
     words = [word.strip() for word in (texts.get("bad") or "").split(",")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
-from flodl_tw.glance import (
+from flodl_tw.cli.status_text import (
     MOST_ERRORS,
     MOST_HOSTS,
     ShapeError,

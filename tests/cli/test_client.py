@@ -13,8 +13,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseNeverReceived
 
-from flodl_tw.asking import Answer, Controller, ForeignAnswerError, NoAnswerError, ask
-from flodl_tw.http_client import make_http
+from flodl_tw.cli.client import Answer, Controller, ForeignAnswerError, NoAnswerError, ask
+from flodl_tw.cli.http_client import make_http
 from tests.pumped import TOKEN
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -22,11 +22,11 @@ from flodl_tw.agent.dial import PAUSE_SECS, DialError
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.outcome import SILENT_CLOSES, aborted, closed_silently
 from flodl_tw.agent.rank_environ import read_envelope
+from flodl_tw.cli.rehearsed import Plan, RehearsedHost, bad_lines, faults, good_lines
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.log_text import counted, printable
 from flodl_tw.core.messages import Abort, Accept, Hello, Reject, WorldFormed
 from flodl_tw.limits import Limits, scaled
-from flodl_tw.rehearsed import Plan, RehearsedHost, bad_lines, faults, good_lines
 
 AT_ONCE: Final = 64
 """Hosts that dial at the same time: far below the undecided connections that a controller takes from one address."""
