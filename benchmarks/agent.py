@@ -32,7 +32,7 @@ from join import controller, row
 from flodl_tw.core.messages import Accept, WorldFormed, encode_join
 from flodl_tw.core.views import compact
 from flodl_tw.core.wire import JOIN_MAGIC, ZERO_KEY
-from flodl_tw.testing import HostTalk, make_hello
+from flodl_tw.testing import SimulatedClient, make_hello
 
 PATIENCE = 60.0
 SETTLE_SECS = 0.5
@@ -217,7 +217,7 @@ def hello_to_ranks(count: int) -> float:
     with joined_agents(count, count + 1) as (here, port), socket.create_connection(("127.0.0.1", port)) as sock:
         sock.settimeout(PATIENCE)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        talk = HostTalk()
+        talk = SimulatedClient()
         hello = talk.hello(make_hello("last", gpus=(), libtorch="cpu"))
         started = time.time()
         sock.sendall(hello)

@@ -35,7 +35,7 @@ from join import PATIENCE, Server, close_all, controller, hello, row
 
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.store.wire import STORE_MAGIC, Opcode
-from flodl_tw.testing import HostTalk
+from flodl_tw.testing import SimulatedClient
 
 CROWD = 4096
 LARGE = 8 * 1024 * 1024
@@ -140,7 +140,7 @@ def our_store() -> Iterator[Server]:
     with controller(*options) as server, socket.create_connection(("127.0.0.1", server.port)) as host:
         host.settimeout(PATIENCE)
         host.sendall(hello(0))
-        talk = HostTalk()
+        talk = SimulatedClient()
         while not any(isinstance(message, WorldFormed) for message in talk.feed(host.recv(4096))):
             pass
         yield server

@@ -1,7 +1,7 @@
 """The controller: the current run, the one place where verdicts are taken, and what comes after a run.
 
 Protocols and pages hold a ``Controller``; it holds no socket.  Whatever happens
-asks for one ``settle`` at the end of the reactor's turn.
+asks for one ``evaluate`` at the end of the reactor's turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AfterRun(Enum):
 
 
 class Controller(Service):
-    """Opens runs, one at a time, and has each decided once a turn.
+    """Opens runs, one at a time, and has each identified once a turn.
 
     ``token`` (16 bytes) is the session salt of every run under credentialed
     admission; None is open admission, where each run makes a salt of its own.
@@ -80,7 +80,7 @@ class Controller(Service):
         if self.run.is_open or (self.run.links and self.run.failure is None):
             self.run.fail("the controller was stopped")
         # An Abort may be due from this very turn.
-        self.run.settle()
+        self.run.evaluate()
 
     def happened(self) -> None:
         """Have the run settled at the end of this turn, once."""
@@ -111,11 +111,11 @@ class Controller(Service):
 
     def _end_of_turn(self) -> None:
         self._turn_end = None
-        guarded(self._settle)
+        guarded(self._evaluate)
 
-    def _settle(self) -> None:
+    def _evaluate(self) -> None:
         run = self.run
-        run.settle()
+        run.evaluate()
         if run.over and self._handled is not run:
             self._handled = run
             self._after(run)

@@ -1,7 +1,7 @@
 """One run: from the opening of its window to the end of its last link.
 
 Everything that a late frame may touch is here, so nothing of an old run can
-reach the next one.  Protocols tell a run what happened; ``settle``, which the
+reach the next one.  Protocols tell a run what happened; ``evaluate``, which the
 controller calls once at the end of a turn, decides what follows.
 """
 
@@ -16,12 +16,14 @@ from typing import Any, Final, Protocol
 from twisted.logger import Logger
 
 from flodl_tw.core import views
-from flodl_tw.core.exits import Exits, ViolationError
+from flodl_tw.core.ends import LinkEnd
+from flodl_tw.core.errors import ViolationError
+from flodl_tw.core.exits import Exits
 from flodl_tw.core.facts import RUN_FACT, Offer
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.log_text import counted, quoted
 from flodl_tw.core.phrases import Newcomers, moved, named_ranks
-from flodl_tw.core.refusals import Refusal, RefusedHosts, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode, RefusedHosts
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.store.world import WorldStore
@@ -55,17 +57,6 @@ class OnLoss(Enum):
     CONTINUE = "continue"
 
 
-class LinkEnd(Enum):
-    """How a control link ended, in the word that logs, reasons and the page use."""
-
-    CLOSED = "closed"
-    RESET = "reset"
-    SILENT = "silent"
-    PROTOCOL_ERROR = "protocol error"
-    ABORTED = "aborted"
-    """However it went down: it was told to."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """What a run is given; the same for every run of a controller."""
@@ -93,7 +84,7 @@ class ControlLink(Protocol):
 
 
 class Run:
-    """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for a ``settle``.
+    """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for a ``evaluate``.
 
     ``session_salt`` (16 bytes) keys the control links of this run.
     """
@@ -127,7 +118,7 @@ class Run:
         self._happened = happened
         self._opened = seconds()
         self._closed_phase: Phase | None = None
-        self._seats: dict[Member, range] = {}
+        self._assignments: dict[Member, range] = {}
         self._to_ship: list[Member] = []
         self._abort_due = False
         self._aborted: set[Member] = set()
@@ -214,7 +205,7 @@ class Run:
         if refusal is not None:
             self.refuse(refusal, f"host {quoted(offer.hello.host)} at {offer.address}")
             self.refused_hosts.add(quoted(offer.hello.host), offer.address, refusal, self.elapsed)
-            if refusal.word is not Word.WINDOW_CLOSED:
+            if refusal.code is not RefusalCode.WINDOW_CLOSED:
                 # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
                 self.refused += 1
                 self._happened()
@@ -286,7 +277,7 @@ class Run:
 
     # What follows
 
-    def settle(self) -> None:
+    def evaluate(self) -> None:
         """Decide on all that happened since the last call.  Called at the end of a turn, never inside a callback."""
         self._tell_newcomers()
         if self.is_open:
@@ -331,24 +322,24 @@ class Run:
             self.log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
 
     def _form(self, why: str) -> None:
-        seats = tuple(self.ledger.roster())
+        assignments = tuple(self.ledger.roster())
         salt = self.session_salt if self.settings.one_salt else secrets.token_bytes(SALT_BYTES)
         limits = self.settings.store
-        self.world = World(seats, salt, self.settings.launch, self._run_id(), store=limits is not None)
+        self.world = World(assignments, salt, self.settings.launch, self._run_id(), store=limits is not None)
         if limits is not None:
-            self.store = WorldStore((member for member, _ in seats), self.world.world_size, self._seconds, limits)
+            self.store = WorldStore((member for member, _ in assignments), self.world.world_size, self._seconds, limits)
         self._closed_phase = Phase.FORMING
-        self._seats = dict(seats)
-        self.exits = Exits(self._seats)
-        self._to_ship = [member for member, _ in reversed(seats)]
+        self._assignments = dict(assignments)
+        self.exits = Exits(self._assignments)
+        self._to_ship = [member for member, _ in reversed(assignments)]
         self.log.info(
             "the world forms: {ranks} on {hosts} after {secs} s ({why})",
             ranks=counted(self.world.world_size, "rank"),
-            hosts=counted(len(seats), "host"),
+            hosts=counted(len(assignments), "host"),
             secs=int(self.elapsed),
             why=why,
         )
-        if (shown := moved(seats)) is not None:
+        if (shown := moved(assignments)) is not None:
             self.log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
 
     def _run_id(self) -> str:
@@ -362,7 +353,7 @@ class Run:
             member = self._to_ship.pop()
             link = self.links.get(member)
             if link is not None:
-                link.send_world(self.world, member, self._seats[member])
+                link.send_world(self.world, member, self._assignments[member])
         if self._to_ship:
             self._happened()
         else:
@@ -405,7 +396,7 @@ class Run:
         # What closes the window may have happened in this very turn, whose end takes the verdict.
         phase = {Formed: Phase.FORMING, Failed: Phase.FAILED}.get(type(due), self.phase)
         return Refusal(
-            Word.WINDOW_CLOSED,
+            RefusalCode.WINDOW_CLOSED,
             f"the run is {phase.value}, and its membership is settled: wait for the next run, if there is one",
         )
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flodl_tw.controller import AfterRun
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import SIGNATURE_BYTES
 from flodl_tw.core.store.wire import StoreLimits
-from flodl_tw.core.window import DEFAULT_CAP, SettingError, StartMode, WindowSettings
+from flodl_tw.core.window import DEFAULT_CAP, StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import Limits, parse_scale, scaled
 from flodl_tw.run import OnLoss, RunSettings
@@ -46,7 +47,7 @@ _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ControllerSettings:
     """All that a controller is told; ``token`` (16 bytes) is what the operator gave, never what is made."""
 
     token: bytes | None = field(repr=False)
@@ -229,7 +230,7 @@ def _launch(options: Mapping[str, Any], cluster: ClusterFile | None) -> LaunchSe
     return LaunchSettings(roster, walk_in, relay)
 
 
-def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+def read_controller_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> ControllerSettings:
     """The settings that ``options`` (texts by long name) and the environment ask for.
 
     Raises SettingError for the first that cannot be used.
@@ -239,7 +240,7 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
     cluster = _cluster(given)
     options = {**DEFAULTS, **(_from_file(cluster, given) if cluster else {}), **given}
     backends = _backends(options)
-    return Settings(
+    return ControllerSettings(
         run=RunSettings(
             window=_window(options, scale),
             nccl=_backend(options),

@@ -20,7 +20,7 @@ from twisted.internet import tcp
 from twisted.python.failure import Failure
 
 from flodl_tw.core.addresses import classify, show_endpoint
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 from flodl_tw.limits import BACKLOG, KEEPALIVE_PROBES, Limits
 
 # Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.wire import SALT_BYTES
 
 _TOKEN = re.compile(rf"[0-9a-fA-F]{{{2 * SALT_BYTES}}}")

@@ -23,10 +23,11 @@ from twisted.python import usage
 
 from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.views import join_commands
-from flodl_tw.core.window import Phase, SettingError
+from flodl_tw.core.window import Phase
 from flodl_tw.limits import SPARE_DESCRIPTORS
-from flodl_tw.settings import Settings, read_settings
+from flodl_tw.settings import ControllerSettings, read_controller_settings
 from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Door(Service):
 
     log = Logger()
 
-    def __init__(self, reactor: Any, bound: socket.socket, front: Any, settings: Settings) -> None:
+    def __init__(self, reactor: Any, bound: socket.socket, front: Any, settings: ControllerSettings) -> None:
         self._reactor = reactor
         self._bound = bound
         self._front = front
@@ -141,7 +142,9 @@ class Announcement(Service):
 
     log = Logger()
 
-    def __init__(self, settings: Settings, bound: socket.socket, token_source: str | None, capacity: int) -> None:
+    def __init__(
+        self, settings: ControllerSettings, bound: socket.socket, token_source: str | None, capacity: int
+    ) -> None:
         self._settings = settings
         self._where = sockets.shown_binding(bound)
         host, self._port = bound.getsockname()[:2]
@@ -177,7 +180,7 @@ def makeService(options: Options) -> MultiService:
     Ends with SystemExit and one line where that cannot be.
     """
     try:
-        settings = read_settings(options, os.environ)
+        settings = read_controller_settings(options, os.environ)
         named = options["token-file"] or (TOKEN_VARIABLE if TOKEN_VARIABLE in os.environ else options["cluster"])
         token_source = named if settings.token is not None else None
         # A child has no use for it.
@@ -187,7 +190,7 @@ def makeService(options: Options) -> MultiService:
         raise SystemExit(f"flodl-controller: {error}") from None
 
 
-def _assemble(settings: Settings, token_source: str | None) -> MultiService:
+def _assemble(settings: ControllerSettings, token_source: str | None) -> MultiService:
     # Inside the function: importing klein or the reactor would install one too early.
     import time
 
@@ -229,7 +232,7 @@ def _assemble(settings: Settings, token_source: str | None) -> MultiService:
     return services
 
 
-def _front_door(clock: Any, settings: Settings, descriptors: int) -> FrontDoor:
+def _front_door(clock: Any, settings: ControllerSettings, descriptors: int) -> FrontDoor:
     from flodl_tw.channels.front_door import FrontDoor
 
     capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)

@@ -1,6 +1,6 @@
 """Fakes that tests and demos share: a host's side of the talk, links in memory, a controller on a clock.
 
-``HostTalk`` has no I/O and serves every other one.  ``SimulatedHost`` speaks
+``SimulatedClient`` has no I/O and serves every other one.  ``SimulatedHost`` speaks
 it over a real connection; ``ClockedController`` and ``FakeDial`` need no
 network and no waiting.
 """
@@ -8,6 +8,7 @@ network and no waiting.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from twisted.python.failure import Failure
 
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
-from flodl_tw.core import join_client as host_talk
+from flodl_tw.core.join_client import JoinClient
 from flodl_tw.core.messages import (
     Accept,
     Hello,
@@ -51,7 +52,7 @@ def make_hello(host: str = "gpu-a", devices: int = 1, **fields: Any) -> Hello:
     return Hello(**{**base, **fields})
 
 
-class HostTalk(host_talk.HostTalk):
+class SimulatedClient(JoinClient):
     """The agent's side of the join talk, which keeps the world's envelope (None before WorldFormed)."""
 
     def __init__(self, version: int = 4, token: bytes | None = None) -> None:
@@ -66,7 +67,7 @@ class HostTalk(host_talk.HostTalk):
         return messages
 
 
-class RankTalk:
+class RankClient:
     """A rank's side of the rendezvous: messages to bytes and back, with no I/O.  ``salt`` is its envelope's."""
 
     def __init__(self, salt: bytes, version: int = 4) -> None:
@@ -111,7 +112,7 @@ class SimulatedHost(Protocol):
         say: Callable[[str], None] = lambda line: None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        self.talk = HostTalk(token=token)
+        self.talk = SimulatedClient(token=token)
         self._clock = clock
         self._hello = hello
         self._train_secs = train_secs
@@ -194,7 +195,7 @@ class FakeDial:
         reads: bool = True,
         **talk: Any,
     ) -> None:
-        self.talk = HostTalk(**talk)
+        self.talk = SimulatedClient(**talk)
         self.clock = controller.clock
         kind = IPv6Address if ":" in host else IPv4Address
         peer = kind("TCP", host, port)
@@ -286,6 +287,10 @@ class ClockedController:
         """The state, as ``/state.json`` has it."""
         state: dict[str, Any] = json.loads(self.controller.run.state_json())
         return state
+
+    def ends(self) -> Counter[str]:
+        """How many connections got nowhere, by how they ended."""
+        return Counter({end.value: count for end, count in self.front.ended.items()})
 
     def turn(self) -> None:
         """Let the reactor's turn end, and the turns that it leads to, with no time passing."""

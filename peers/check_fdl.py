@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flodl_tw.testing import HostTalk, make_hello
+from flodl_tw.testing import SimulatedClient, make_hello
 
 VERSION = "0.8.0"
 TOKEN = bytes(range(16))
@@ -77,7 +77,7 @@ class Host:
     """A joined host, over a blocking socket."""
 
     def __init__(self, port: int, name: str = "gpu-a", devices: int = 2, *, token: bool = False) -> None:
-        self.talk = HostTalk(token=TOKEN if token else None)
+        self.talk = SimulatedClient(token=TOKEN if token else None)
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.socket.sendall(self.talk.hello(make_hello(name, devices)))
         self.wait(lambda: bool(self.talk.ranks))

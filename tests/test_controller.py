@@ -7,7 +7,7 @@ from typing import Any
 
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
-from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
+from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
 START = b"POST /start HTTP/1.1\r\nHost: localhost:29500\r\n\r\n"
@@ -211,7 +211,7 @@ class AfterRunTests(PumpedTestCase):
         door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM, token=TOKEN)
         self.play(door, token=TOKEN)
         late = door.dial(token=TOKEN)
-        late.send(HostTalk(token=TOKEN).hello(make_hello())[:4] + encode_join(TOKEN, 4, RankExited(0, 9)))
+        late.send(SimulatedClient(token=TOKEN).hello(make_hello())[:4] + encode_join(TOKEN, 4, RankExited(0, 9)))
         (answer,) = late.messages()
         self.assertTrue(answer.reason.startswith("not-a-hello: "), answer)
 
@@ -289,13 +289,13 @@ class ClockTests(PumpedTestCase):
     def test_an_idle_window_wakes_nobody_but_at_its_two_deadlines(self) -> None:
         door = ClockedController(window())
         moments: list[float] = []
-        settle = door.controller.run.settle
+        evaluate = door.controller.run.evaluate
 
         def watched() -> None:
             moments.append(door.clock.seconds())
-            settle()
+            evaluate()
 
-        self.patch(door.controller.run, "settle", watched)
+        self.patch(door.controller.run, "evaluate", watched)
         for _ in range(1400):
             door.clock.advance(0.5)
         self.assertEqual(moments, [300, 600])

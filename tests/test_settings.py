@@ -7,10 +7,11 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.store.wire import StoreLimits
-from flodl_tw.core.window import SettingError, StartMode
+from flodl_tw.core.window import StartMode
 from flodl_tw.core.world import RelaySettings, WorkerFields
-from flodl_tw.settings import Settings, read_settings
+from flodl_tw.settings import ControllerSettings, read_controller_settings
 from flodl_tw.tap import Options
 
 TOKEN_HEX = "00112233445566778899aabbccddeeff"
@@ -30,7 +31,9 @@ class SettingsTestCase(unittest.TestCase):
         self.addCleanup(made.cleanup)
         self.file = Path(made.name, "cluster.yml")
 
-    def settings(self, *arguments: str, environ: dict[str, str] | None = None, join: str | None = None) -> Settings:
+    def settings(
+        self, *arguments: str, environ: dict[str, str] | None = None, join: str | None = None
+    ) -> ControllerSettings:
         """What the arguments ask for; ``join`` is the join block of a cluster file with three ranks."""
         options = Options()
         if join is not None:
@@ -39,7 +42,7 @@ class SettingsTestCase(unittest.TestCase):
             )
             arguments = ("--cluster", str(self.file), *arguments)
         options.parseOptions(list(arguments))
-        return read_settings(options, {"XDG_STATE_HOME": "/nowhere", **(environ or {})})
+        return read_controller_settings(options, {"XDG_STATE_HOME": "/nowhere", **(environ or {})})
 
     def refused(self, *arguments: str, **more: Any) -> str:
         """The one line that refuses the arguments."""

@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol
 
 from flodl_tw import sockets
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 from flodl_tw.limits import Limits
 from flodl_tw.state_folder import default_state_dir
 

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 from flodl_tw.state_folder import StateFolder, check_writable, read_token_file, write_atomically
 
 

@@ -216,7 +216,7 @@ class Agent:
 
     def _places(self, formed: WorldFormed) -> Places:
         settings = self._settings
-        seat = read_envelope(
+        assignment = read_envelope(
             formed.envelope_hex,
             devices=len(self._choice.devices),
             dialed=settings.controller,
@@ -225,19 +225,19 @@ class Agent:
         )
         relay = formed.relay_spec_hex
         return Places(
-            self._choice.devices, seat, None if relay is None else read_relay_spec(relay, settings.controller)
+            self._choice.devices, assignment, None if relay is None else read_relay_spec(relay, settings.controller)
         )
 
     async def _live(self, link: JoinLink, places: Places) -> Outcome:
-        seat = places.seat
+        assignment = places.assignment
         self.say(
-            f"the world has formed: {counted(seat.world_size, 'rank')} on {counted(seat.num_workers, 'host')}, "
-            f"here {shown_ranks(seat.ranks)}"
+            f"the world has formed: {counted(assignment.world_size, 'rank')} on "
+            f"{counted(assignment.num_workers, 'host')}, here {shown_ranks(assignment.ranks)}"
         )
-        names = stale(self._environ, seat)
+        names = stale(self._environ, assignment)
         if names:
             self.say(f"variables that were set already are replaced or removed for the ranks: {', '.join(names)}")
-        if seat.group is None:
+        if assignment.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
         self._sink.mend()
         started = self._reactor.seconds()

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
-from flodl_tw.core.window import SettingError
 
 MAX_NUMBER: Final = 255
 """The hello has one byte a device."""
@@ -99,7 +99,7 @@ class Visible:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Selection:
     """A text that names GPUs, and the mask or the option that it is the value of."""
 
     where: str
@@ -127,7 +127,7 @@ class View:
     """
 
     gpus: Mapping[int, Visible]
-    masks: tuple[Wish, ...] = ()
+    masks: tuple[Selection, ...] = ()
     notes: tuple[str, ...] = ()
 
     def place(self, one: Visible) -> int | None:
@@ -152,7 +152,7 @@ def choose(
             raise SettingError("--nproc", nproc, f"{where} {_shown(option)} asks for GPUs", "drop one of the two")
         return without_gpus(nproc)
     view = _view(inventory, environ)
-    asked = Wish(where, "all" if option is None else option.strip())
+    asked = Selection(where, "all" if option is None else option.strip())
     if not view.gpus:
         why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
@@ -186,7 +186,7 @@ def _view(inventory: Inventory, environ: Mapping[str, str]) -> View:
     view = View({gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus})
     for variable in _variables(inventory.vendor, environ):
         if view.gpus:
-            view = _masked(Wish(variable, environ[variable]), view, inventory)
+            view = _masked(Selection(variable, environ[variable]), view, inventory)
     return view
 
 
@@ -199,7 +199,7 @@ def _variables(vendor: str | None, environ: Mapping[str, str]) -> list[str]:
     return [name for name in (ROCR_VARIABLE, upper) if name in environ]
 
 
-def _masked(mask: Wish, view: View, inventory: Inventory) -> View:
+def _masked(mask: Selection, view: View, inventory: Inventory) -> View:
     """What a mask leaves of a view."""
     entries = mask.entries
     hidden = next((place for place, entry in enumerate(entries) if _HIDES.fullmatch(entry)), None)
@@ -214,33 +214,33 @@ def _masked(mask: Wish, view: View, inventory: Inventory) -> View:
 # What was asked for, by a mask or by --devices
 
 
-def _resolved(wish: Wish, entries: Sequence[str], view: View, inventory: Inventory) -> list[Visible]:
+def _resolved(selection: Selection, entries: Sequence[str], view: View, inventory: Inventory) -> list[Visible]:
     """The GPUs that the entries name, of those that are visible."""
     if len(entries) > MAX_ENTRIES:
-        raise wish.wrong(f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}", "name the GPUs of one host")
+        raise selection.wrong(f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}", "name the GPUs of one host")
     found: list[Visible] = []
     for entry in entries:
-        one = _one(wish, entry, view, inventory)
+        one = _one(selection, entry, view, inventory)
         if any(one.is_same(other) for other in found):
-            raise wish.wrong(f"{entry} names a GPU that is named before", "name each GPU once")
+            raise selection.wrong(f"{entry} names a GPU that is named before", "name each GPU once")
         found.append(one)
     return found
 
 
-def _one(wish: Wish, entry: str, view: View, inventory: Inventory) -> Visible:
+def _one(selection: Selection, entry: str, view: View, inventory: Inventory) -> Visible:
     if _OPAQUE.fullmatch(entry):
-        return _named(wish, entry, view, inventory)
+        return _named(selection, entry, view, inventory)
     if not _NUMBER.fullmatch(entry):
         limit = f"{_shown(entry)} is neither a number nor a GPU-… or MIG-… name"
-        raise wish.wrong(limit, "name each GPU in one of these ways")
+        raise selection.wrong(limit, "name each GPU in one of these ways")
     found = view.gpus.get(int(entry))
     if found is None:
         those = f"the positions in {view.masks[-1]}" if view.masks else "the GPUs of this host"
-        raise wish.wrong(f"{entry} is none of {_span(view.gpus)}, {those}", "name GPUs that there are")
+        raise selection.wrong(f"{entry} is none of {_span(view.gpus)}, {those}", "name GPUs that there are")
     return found
 
 
-def _named(wish: Wish, name: str, view: View, inventory: Inventory) -> Visible:
+def _named(selection: Selection, name: str, view: View, inventory: Inventory) -> Visible:
     """The GPU of an opaque name, which stays its name."""
     same = _by_uuid(name, inventory)
     one = Visible(name, same[0] if len(same) == 1 else None)
@@ -250,10 +250,10 @@ def _named(wish: Wish, name: str, view: View, inventory: Inventory) -> Visible:
         return view.gpus[place] if inventory.vendor == "AMD" else one
     if view.masks:
         limit = f"{' and '.join(map(str, view.masks))} does not leave {name} visible"
-        raise wish.wrong(limit, "name GPUs that are visible here")
-    if wish.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
+        raise selection.wrong(limit, "name GPUs that are visible here")
+    if selection.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
         limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
-        raise wish.wrong(limit, "name GPUs that there are, each by enough of its name")
+        raise selection.wrong(limit, "name GPUs that there are, each by enough of its name")
     # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.
     return one
 
@@ -266,7 +266,7 @@ def _by_uuid(name: str, inventory: Inventory) -> list[Gpu]:
 # What the hello says
 
 
-def _check_limits(asked: Wish, chosen: Sequence[Visible]) -> None:
+def _check_limits(asked: Selection, chosen: Sequence[Visible]) -> None:
     if len(chosen) > MAX_DEVICES:
         raise asked.wrong(f"these are {len(chosen)} devices, the limit a host is {MAX_DEVICES}", "offer fewer")
     highest = max((int(one.text) for one in chosen if not one.opaque), default=0)

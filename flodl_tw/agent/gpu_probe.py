@@ -133,7 +133,7 @@ def _limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ANSWER, MAX_ANSWER))
 
 
-class Asking:
+class Probe:
     """Both vendors' tools, started at once; ``inventory`` waits for them."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:

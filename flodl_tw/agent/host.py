@@ -14,7 +14,7 @@ from flodl_tw.agent.devices import Device
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
-from flodl_tw.agent.rank_environ import Seat, rank_environ, relay_environ
+from flodl_tw.agent.rank_environ import Assignment, rank_environ, relay_environ
 from flodl_tw.agent.rank_files import ErrorFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
@@ -29,10 +29,10 @@ EARLY_SECS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What one host has for one world: its devices, its seat, and the spec of its relay where there is one."""
+    """What one host has for one world: its devices, its assignment, and the spec of its relay where there is one."""
 
     devices: tuple[Device, ...]
-    seat: Seat
+    assignment: Assignment
     relay_spec_hex: str | None = None
 
 
@@ -69,24 +69,24 @@ class HostRun:
         self._timers: list[IDelayedCall] = []
         self._cause: Outcome | None = None
         self._stopping = False
-        self._takes_reports = places.seat.group is not None and places.seat.group.reports
+        self._takes_reports = places.assignment.group is not None and places.assignment.group.reports
         self._told: RankError | None = None
         """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
         self.children = make_children(exited=self._exited, all_gone=self._all_gone)
 
     def start(self) -> None:
         """Start the relay, then the ranks; then listen to the link."""
-        seat = self._places.seat
+        assignment = self._places.assignment
         words = self._settings.program
         if self._takes_reports:
             self._errors.open(self._say)
         try:
             if self._places.relay_spec_hex is not None:
-                environ = relay_environ(self._environ, self._places.relay_spec_hex, seat.host)
-                self._relay = self.children.start("the relay", f"[{seat.host}:relay] ", words, environ, {})
-            for index, (rank, device) in enumerate(zip(seat.ranks, self._places.devices, strict=True)):
-                environ = rank_environ(self._environ, seat, index, device.mask, self._errors.path(rank))
-                prefix = f"[{seat.host}:r{rank}] "
+                environ = relay_environ(self._environ, self._places.relay_spec_hex, assignment.host)
+                self._relay = self.children.start("the relay", f"[{assignment.host}:relay] ", words, environ, {})
+            for index, (rank, device) in enumerate(zip(assignment.ranks, self._places.devices, strict=True)):
+                environ = rank_environ(self._environ, assignment, index, device.mask, self._errors.path(rank))
+                prefix = f"[{assignment.host}:r{rank}] "
                 child = self.children.start(f"rank {rank}", prefix, words, environ, self._logs.files(rank))
                 self._ranks[child] = index
         except OSError as error:
@@ -144,7 +144,7 @@ class HostRun:
         if index is None:
             # One that came about while the system refused what it needed.
             return
-        rank = self._places.seat.ranks[index]
+        rank = self._places.assignment.ranks[index]
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._say(f"rank {rank} left an exception: {error.text}")

@@ -13,10 +13,10 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
-from flodl_tw.core.join_client import HostTalk
+from flodl_tw.core.errors import WireError
+from flodl_tw.core.join_client import JoinClient
 from flodl_tw.core.messages import Hello, JoinMessage
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.wire import WireError
 from flodl_tw.limits import CLOSE_GRACE, Limits
 
 
@@ -35,7 +35,7 @@ class JoinLink(Protocol):
     """One connection.  What happens on it comes in order: from ``next``, or to whom ``deliver_to`` names."""
 
     def __init__(self, clock: IReactorTime, limits: Limits, hello: Hello, token: bytes | None) -> None:
-        self.talk = HostTalk(token=token)
+        self.talk = JoinClient(token=token)
         self._clock = clock
         self._limits = limits
         self._hello = hello

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flodl_tw.core.log_text import shortened
-from flodl_tw.core.refusals import Word
+from flodl_tw.core.refusals import RefusalCode
 
 CLEAN: Final = 0
 TRANSIENT: Final = 1
@@ -49,7 +49,7 @@ def transient(text: str) -> Outcome:
 def rejected(reason: str) -> Outcome:
     """A Reject: its first word tells what a retry is worth; words that are not ours tell nothing."""
     word = reason.partition(":")[0]
-    known = {each.word: each.retry for each in Word}
+    known = {each.value: each.retry for each in RefusalCode}
     text = f"the controller refuses this host: {shortened(reason, MAX_REASON_CHARS)}"
     return transient(text) if known.get(word, True) else permanent(text)
 

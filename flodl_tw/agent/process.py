@@ -23,7 +23,7 @@ from flodl_tw.agent.spawn import ENDING, PASSED_ON, Guardian, raise_descriptor_l
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
 SAME_SECS: Final = 0.05
-"""A signal that comes twice as close together is one wish: some launchers send it to a process and to its group."""
+"""A signal that comes twice as close together is one request: some launchers signal a process and its group."""
 ERR: Final = 2
 
 

@@ -59,7 +59,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Assignment:
     """What WorldFormed told this host, checked.
 
     ``ranks`` are the final global ranks, one a device.  ``envelope`` is what
@@ -77,8 +77,8 @@ class Seat:
 
 def read_envelope(
     envelope_hex: str, *, devices: int, dialed: tuple[str, int], data_path: str | None, gpu_ram_share: float | None
-) -> Seat:
-    """This host's seat, for its count of ``devices``; raises ValueError for what no rank can be started with.
+) -> Assignment:
+    """This host's assignment, for its count of ``devices``; raises ValueError for what no rank can be started with.
 
     ``dialed`` is the controller as this host reached it.  Keys that are not known are kept.
     """
@@ -97,7 +97,7 @@ def read_envelope(
         worker["gpu_ram_share"] = gpu_ram_share
     group = _group(envelope)
     _encode(envelope, "the envelope", CLUSTER_VARIABLE)
-    return Seat(host, ranks, world_size, num_workers, envelope, group)
+    return Assignment(host, ranks, world_size, num_workers, envelope, group)
 
 
 def read_relay_spec(relay_spec_hex: str, dialed: tuple[str, int]) -> str:
@@ -108,7 +108,7 @@ def read_relay_spec(relay_spec_hex: str, dialed: tuple[str, int]) -> str:
 
 
 def rank_environ(
-    base: Mapping[str, str], seat: Seat, index: int, mask: str, error_file: str | None = None
+    base: Mapping[str, str], assignment: Assignment, index: int, mask: str, error_file: str | None = None
 ) -> dict[str, str]:
     """The environment of the host's rank ``index``, whose device is ``mask``.
 
@@ -117,21 +117,21 @@ def rank_environ(
     """
     environ = _cleared(base)
     environ |= {
-        CLUSTER_VARIABLE: _encode(seat.envelope, "the envelope", CLUSTER_VARIABLE),
+        CLUSTER_VARIABLE: _encode(assignment.envelope, "the envelope", CLUSTER_VARIABLE),
         "FLODL_INTERNAL_LOCAL_RANK": str(index),
-        "FLODL_HOST_NAME": seat.host,
+        "FLODL_HOST_NAME": assignment.host,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": mask,
         "HIP_VISIBLE_DEVICES": mask,
     }
-    if seat.group is not None:
-        environ |= _torchrun(seat, seat.group, index)
+    if assignment.group is not None:
+        environ |= _torchrun(assignment, assignment.group, index)
         environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        if len(seat.ranks) > 1:
+        if len(assignment.ranks) > 1:
             environ.setdefault("OMP_NUM_THREADS", "1")
     if error_file is not None:
         environ["TORCHELASTIC_ERROR_FILE"] = error_file
-    return environ | _store(seat)
+    return environ | _store(assignment)
 
 
 def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str, str]:
@@ -139,17 +139,17 @@ def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str
     return _cleared(base) | {RELAY_VARIABLE: spec_hex, "FLODL_HOST_NAME": host}
 
 
-def stale(base: Mapping[str, str], seat: Seat) -> list[str]:
+def stale(base: Mapping[str, str], assignment: Assignment) -> list[str]:
     """The variables that somebody set before us and that children get from us or not at all, sorted."""
-    ours = _store(seat)
+    ours = _store(assignment)
     return sorted(name for name, value in base.items() if _is_stale(name) or ours.get(name, value) != value)
 
 
-def _store(seat: Seat) -> dict[str, str]:
+def _store(assignment: Assignment) -> dict[str, str]:
     """Where the world's store is, if it has one: the controller, as this host dialed it."""
-    if seat.group is None or not seat.group.store:
+    if assignment.group is None or not assignment.group.store:
         return {}
-    controller = seat.envelope["controller"]
+    controller = assignment.envelope["controller"]
     return {
         "MASTER_ADDR": controller["host"],
         "MASTER_PORT": str(controller["port"]),
@@ -157,13 +157,13 @@ def _store(seat: Seat) -> dict[str, str]:
     }
 
 
-def _torchrun(seat: Seat, group: Group, index: int) -> dict[str, str]:
-    rank, size = str(seat.ranks[index]), str(seat.world_size)
+def _torchrun(assignment: Assignment, group: Group, index: int) -> dict[str, str]:
+    rank, size = str(assignment.ranks[index]), str(assignment.world_size)
     return {
         "RANK": rank,
         "LOCAL_RANK": str(index),
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": str(len(seat.ranks)),
+        "LOCAL_WORLD_SIZE": str(len(assignment.ranks)),
         "GROUP_RANK": str(group.group_rank),
         "GROUP_WORLD_SIZE": str(group.group_world_size),
         "ROLE_NAME": "default",

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flodl_tw.agent.devices import Device
 from flodl_tw.core.addresses import parse_endpoint, show_endpoint
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
-from flodl_tw.core.window import SettingError
 from flodl_tw.limits import SCALE_VARIABLE, parse_scale
 from flodl_tw.state_folder import TOKEN_VARIABLE, parse_token, read_token_file
 
@@ -272,7 +272,7 @@ def _share(texts: Texts) -> float | None:
     return share
 
 
-def read_settings(
+def read_agent_settings(
     options: Mapping[str, Any],
     program: list[str],
     environ: Mapping[str, str],

@@ -22,7 +22,8 @@ from zope.interface import implementer
 
 from flodl_tw import sockets
 from flodl_tw.channels.front_door import FrontDoor, Peeker
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.errors import SettingError
 from flodl_tw.resolver import backend_from_string
 
 LOG_EVERY_SECS: Final = 60
@@ -90,7 +91,7 @@ class DeathWatch:
         self._poll.close()
 
 
-class ForwardChannel:
+class ForwardFactory:
     """One channel's backend; the route of its magic.
 
     ``endpoint`` is ``tcp:HOST:PORT`` or ``unix:PATH``; SettingError where it is neither.
@@ -248,7 +249,7 @@ class BackendLeg(Leg, Protocol):
 
     transport: Any
 
-    def __init__(self, channel: ForwardChannel) -> None:
+    def __init__(self, channel: ForwardFactory) -> None:
         self._channel = channel
         self.watch = channel.watch
 
@@ -263,7 +264,7 @@ class BackendLeg(Leg, Protocol):
 class DialerLeg(Leg):
     """The end that dialed us.  Its first bytes wait, and the rest is not read, until the backend is there."""
 
-    def __init__(self, channel: ForwardChannel, peeker: Peeker) -> None:
+    def __init__(self, channel: ForwardFactory, peeker: Peeker) -> None:
         self._channel = channel
         self._peeker = peeker
         self.watch = channel.watch
@@ -272,7 +273,7 @@ class DialerLeg(Leg):
 
     def makeConnection(self, transport: ITransport) -> None:
         self.transport = transport
-        self._peeker.decided()
+        self._peeker.identified()
         self.pauseProducing()
         self.other = BackendLeg(self._channel)
         self.other.other = self
@@ -327,7 +328,7 @@ class DialerLeg(Leg):
         self._channel.unreachable(failure)
         self.closing = True
         self.watch.remove(self)
-        self._channel.front.ended["backend-unreachable"] += 1
+        self._channel.front.ended[ConnectionEnd.BACKEND_UNREACHABLE] += 1
         self.transport.abortConnection()
 
     def _broken(self, failure: Failure) -> None:

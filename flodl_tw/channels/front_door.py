@@ -28,8 +28,9 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from flodl_tw.channels.pending import Undecided
+from flodl_tw.channels.pending import PendingConnections
 from flodl_tw.core.addresses import Address, classify, show_endpoint
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.deadlines import Closer, DeadlineQueue
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
@@ -73,7 +74,7 @@ Route = Callable[["Peeker"], Channel]
 
 @implementer(IProtocol, IHalfCloseableProtocol)
 class Peeker:
-    """One connection: undecided until its first bytes have been read and its owner has said ``decided``."""
+    """One connection: pending until its first bytes have been read and its owner has said ``identified``."""
 
     __slots__ = ("__weakref__", "_channel", "_counted", "_head", "door", "first_byte_at", "peer", "port", "transport")
 
@@ -104,35 +105,35 @@ class Peeker:
         """The peer, as log lines show it."""
         return show_endpoint(self.peer, self.port)
 
-    def decided(self) -> None:
+    def identified(self) -> None:
         """The owner has all that it needs: no deadline and no cap applies from here on."""
-        self.door.undecided.settled(self)
+        self.door.pending.remove(self)
 
     def close(self) -> None:
         """Let what is written leave, then close; by force after the grace."""
-        self.decided()
+        self.identified()
         self.door.closer.close(self.transport)
 
-    def drop(self, word: str, why: str) -> None:
-        """Close an undecided connection at once; one log line says who and why."""
-        self.dropped(word, why)
-        self.decided()
+    def drop(self, end: ConnectionEnd, why: str) -> None:
+        """Close an pending connection at once; one log line says who and why."""
+        self.dropped(end, why)
+        self.identified()
         self.transport.abortConnection()
 
-    def dropped(self, word: str, why: str, level: Any = LogLevel.info) -> None:
+    def dropped(self, end: ConnectionEnd, why: str, level: Any = LogLevel.info) -> None:
         """Count and log an end that its peer brought about."""
         self._counted = True
-        self.door.ended[word] += 1
+        self.door.ended[end] += 1
         self.door.log.emit(level, "dropped {who}: {why}", who=self.endpoint, why=why)
 
-    def left(self, word: str) -> None:
+    def left(self, end: ConnectionEnd) -> None:
         """Count an end that means nothing: a probe, a scan, a peer that went away.  Not worth a line."""
         if self._counted:
-            # It ended by our doing, and under that word.
+            # It ended by our doing, and is counted so.
             return
         self._counted = True
-        self.door.ended[word] += 1
-        self.door.log.debug("{who} left: {word}", who=self.endpoint, word=word)
+        self.door.ended[end] += 1
+        self.door.log.debug("{who} left: {end}", who=self.endpoint, end=end.value)
 
     # IProtocol and IHalfCloseableProtocol
 
@@ -157,7 +158,7 @@ class Peeker:
         if self._channel is not None:
             self._channel.readConnectionLost()
         else:
-            self.left("before-channel")
+            self.left(ConnectionEnd.BEFORE_CHANNEL)
             self.close()
 
     def writeConnectionLost(self) -> None:
@@ -180,10 +181,10 @@ class Peeker:
             channel.makeConnection(self.transport)
             channel.dataReceived(head)
         elif magic in UNSERVED:
-            self.drop("unserved-channel", f"nothing serves the {UNSERVED[magic]} channel in this run")
+            self.drop(ConnectionEnd.UNSERVED_CHANNEL, f"nothing serves the {UNSERVED[magic]} channel in this run")
         else:
             hint = OLD_TORCH if magic[:1] == b"\3" and magic[2:] == b"\0\0" else ""
-            self.drop("unknown-channel", f"its first bytes {magic.hex()} are no channel's{hint}")
+            self.drop(ConnectionEnd.UNKNOWN_CHANNEL, f"its first bytes {magic.hex()} are no channel's{hint}")
 
     @property
     def has_channel(self) -> bool:
@@ -192,12 +193,12 @@ class Peeker:
 
 
 class FrontDoor(ServerFactory):
-    """Builds a peeker for each connection, and keeps the caps on those that are undecided.
+    """Builds a peeker for each connection, and keeps the caps on those that are pending.
 
     ``routes`` maps the first four bytes to the builder of a channel's protocol; whoever joins the parts sets it.
     ``capacity`` is how many connections may be open before accepting pauses,
     ``accepts`` how many are accepted before others have their turn.
-    ``ended`` counts how connections ended that got nowhere, by word.
+    ``ended`` counts how connections ended that got nowhere.
     """
 
     log = Logger()
@@ -217,11 +218,11 @@ class FrontDoor(ServerFactory):
         self.limits = limits
         self.routes: Mapping[bytes, Route] = {}
         self.closer = Closer(clock)
-        self.undecided = Undecided(clock.seconds, max_pending, max_pending_per_host)
+        self.pending = PendingConnections(clock.seconds, max_pending, max_pending_per_host)
         self._queues: list[DeadlineQueue[Any]] = []
         self._ends: list[Callable[[], None]] = []
         self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
-        self.ended: Counter[str] = Counter()
+        self.ended: Counter[ConnectionEnd] = Counter()
         self.port: PausablePort | None = None
         self.capacity = capacity
         self.accepts = accepts
@@ -264,19 +265,21 @@ class FrontDoor(ServerFactory):
         if self.port is not None and getattr(self.port, "numberAccepts", 0) > self.accepts:
             # Twisted lets a batch grow without end, and pausing does not stop one: it would eat the spare descriptors.
             self.port.numberAccepts = self.accepts
-        crowded_out = self.undecided.arrived(peeker)
+        crowded_out = self.pending.arrived(peeker)
         if crowded_out is not None:
-            cast(Peeker, crowded_out).drop("crowded-out", "too many connections have not said what they want")
+            cast(Peeker, crowded_out).drop(
+                ConnectionEnd.CROWDED_OUT, "too many connections have not said what they want"
+            )
         self._weigh()
 
     def gone(self, peeker: Peeker) -> None:
         """A connection is closed."""
         self._connections.discard(peeker)
         self.peeks.stop(peeker)
-        undecided = self.undecided.settled(peeker)
+        pending = self.pending.remove(peeker)
         self.closer.closed(peeker.transport)
-        if undecided and not peeker.has_channel:
-            peeker.left("before-channel")
+        if pending and not peeker.has_channel:
+            peeker.left(ConnectionEnd.BEFORE_CHANNEL)
         if self._closing and not self._connections:
             self._all_gone()
         self._weigh()
@@ -310,13 +313,13 @@ class FrontDoor(ServerFactory):
             )
 
     def close_all(self) -> Deferred[None]:
-        """Close every connection: the undecided at once, the others after what is written has left.
+        """Close every connection: the pending at once, the others after what is written has left.
 
         Fires when all are gone, which is within ``STOP_GRACE`` seconds.
         """
         self._closing = True
         emptied = self._emptied = Deferred()
-        for dial in self.undecided:
+        for dial in self.pending:
             cast(Peeker, dial).transport.abortConnection()
         for peeker in list(self._connections):
             peeker.transport.loseConnection()
@@ -343,7 +346,7 @@ class FrontDoor(ServerFactory):
             peeker.transport.abortConnection()
 
     def _peek_expired(self, peeker: Peeker) -> None:
-        peeker.drop("peek-deadline", f"no channel within {self.limits.peek} s")
+        peeker.drop(ConnectionEnd.PEEK_DEADLINE, f"no channel within {self.limits.peek} s")
 
     def _warn_public(self, peeker: Peeker) -> None:
         if peeker.peer in self._warned:

@@ -14,7 +14,8 @@ from flodl_tw import sockets
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify
-from flodl_tw.core.exits import ViolationError
+from flodl_tw.core.ends import ConnectionEnd, LinkEnd
+from flodl_tw.core.errors import ViolationError, WireError
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Member, unspoken_version
 from flodl_tw.core.messages import (
@@ -28,23 +29,15 @@ from flodl_tw.core.messages import (
     decode_join,
     encode_join,
 )
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode
 from flodl_tw.core.reports import read_report
-from flodl_tw.core.wire import (
-    MAGIC_BYTES,
-    MAX_LATER_BYTES,
-    ZERO_KEY,
-    Frame,
-    FrameKind,
-    FrameReader,
-    WireError,
-)
+from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, ZERO_KEY, Frame, FrameKind, FrameReader
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import DeadlineQueue
-from flodl_tw.run import LinkEnd, Run
+from flodl_tw.run import Run
 
 
-class JoinChannel:
+class JoinFactory:
     """What all join connections share: the controller, and the deadline of a hello."""
 
     def __init__(self, front: FrontDoor, controller: Controller, port: int) -> None:
@@ -66,7 +59,7 @@ class JoinProtocol:
 
     log = Logger()
 
-    def __init__(self, shared: JoinChannel, peeker: Peeker) -> None:
+    def __init__(self, shared: JoinFactory, peeker: Peeker) -> None:
         self.peeker = peeker
         self.run: Run = shared.controller.run
         self.member: Member | None = None
@@ -114,7 +107,7 @@ class JoinProtocol:
     def hello_expired(self) -> None:
         """The deadline of the hello has passed."""
         self._ended = True
-        self.peeker.drop("hello-deadline", f"no whole hello within {self._shared.limits.hello} s")
+        self.peeker.drop(ConnectionEnd.HELLO_DEADLINE, f"no whole hello within {self._shared.limits.hello} s")
 
     # ControlLink
 
@@ -155,7 +148,7 @@ class JoinProtocol:
 
     def _accept(self, key: bytes, member: Member) -> None:
         self.member = member
-        self._settled()
+        self._identified()
         assert self._reader is not None
         self._reader.max_payload = MAX_LATER_BYTES
         sockets.tune_link(self.peeker.transport, self._shared.limits)
@@ -164,7 +157,7 @@ class JoinProtocol:
 
     def _reject(self, key: bytes, refusal: Refusal) -> None:
         self._ended = True
-        self._settled()
+        self._identified()
         self._send(key, Reject(refusal.reason))
         self.peeker.close()
 
@@ -185,17 +178,17 @@ class JoinProtocol:
 
     # Ends
 
-    def _unverified(self, word: str, why: str) -> None:
+    def _unverified(self, end: ConnectionEnd, why: str) -> None:
         self._ended = True
-        self.peeker.dropped(word, f"on the join channel: {why}", LogLevel.warn)
-        self._settled()
+        self.peeker.dropped(end, f"on the join channel: {why}", LogLevel.warn)
+        self._identified()
         self.peeker.close()
 
     def _bad(self, why: str) -> None:
         if self.member is None:
             self._ended = True
-            self.peeker.dropped("bad-frame", f"on the join channel: {why}")
-            self._settled()
+            self.peeker.dropped(ConnectionEnd.BAD_FRAME, f"on the join channel: {why}")
+            self._identified()
             self.peeker.close()
             return
         self.log.warn(
@@ -206,31 +199,31 @@ class JoinProtocol:
 
     def _end(self, end: LinkEnd) -> None:
         if not self._ended and self.member is None:
-            self.peeker.left("cut-off-hello")
+            self.peeker.left(ConnectionEnd.CUT_OFF_HELLO)
         self._ended = True
-        self._settled()
+        self._identified()
         if self.member is not None:
             self.run.link_ended(self.member, end)
         self.member = None
 
-    def _settled(self) -> None:
+    def _identified(self) -> None:
         self._shared.hellos.stop(self)
-        self.peeker.decided()
+        self.peeker.identified()
 
     def _send(self, key: bytes, message: JoinMessage) -> None:
         self.peeker.transport.write(encode_join(key, self.version, message))
 
 
-def _unverified(frame: Frame, credentialed: bool) -> tuple[str, str]:
-    """Why a whole frame's tag is wrong, as far as it can be told: a word, and what to do."""
+def _unverified(frame: Frame, credentialed: bool) -> tuple[ConnectionEnd, str]:
+    """Why a whole frame's tag is wrong, as far as it can be told, and what to do."""
     if not credentialed:
         return (
-            "wrong-token",
+            ConnectionEnd.WRONG_TOKEN,
             "its frame does not verify under the zero key: it may hold a token, and admission is open here",
         )
     if frame.verifies(ZERO_KEY):
-        return "no-token", "it has no token, and needs one here (--token-file; fdl: --token)"
-    return "wrong-token", "its frame verifies under no key of ours: most likely its token is another run's"
+        return ConnectionEnd.NO_TOKEN, "it has no token, and needs one here (--token-file; fdl: --token)"
+    return ConnectionEnd.WRONG_TOKEN, "its frame verifies under no key of ours: most likely its token is another run's"
 
 
 def _read_hello(frame: Frame) -> tuple[Refusal | None, Hello | None]:
@@ -239,11 +232,11 @@ def _read_hello(frame: Frame) -> tuple[Refusal | None, Hello | None]:
     if unspoken is not None:
         return unspoken, None
     if frame.kind is not FrameKind.JOIN:
-        return Refusal(Word.NOT_A_JOIN, f"a frame of kind {frame.kind.name.lower()} on the join channel"), None
+        return Refusal(RefusalCode.NOT_A_JOIN, f"a frame of kind {frame.kind.name.lower()} on the join channel"), None
     try:
         message = decode_join(frame.payload, frame.version)
     except WireError as error:
-        return Refusal(Word.MALFORMED, f"the hello does not decode: {error}"), None
+        return Refusal(RefusalCode.MALFORMED, f"the hello does not decode: {error}"), None
     if not isinstance(message, Hello):
-        return Refusal(Word.NOT_A_HELLO, f"{type(message).__name__} came first, a join begins with Hello"), None
+        return Refusal(RefusalCode.NOT_A_HELLO, f"{type(message).__name__} came first, a join begins with Hello"), None
     return None, message

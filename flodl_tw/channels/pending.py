@@ -1,4 +1,4 @@
-"""The undecided connections: how many may wait, and who goes first when there are too many."""
+"""The pending connections: how many may wait, and who goes first when there are too many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flodl_tw.limits import YOUNG, YOUNG_FACTOR
 
 
 class Dial(Protocol):
-    """An undecided connection, as the pending cap sees it."""
+    """An pending connection, as the pending cap sees it."""
 
     @property
     def peer(self) -> str:
@@ -21,7 +21,7 @@ class Dial(Protocol):
         """Whether it comes from this host (or through its sshd)."""
 
 
-class Undecided:
+class PendingConnections:
     """Connections that have not yet said what they want.
 
     At most ``most`` in all and ``most_per_host`` from one address (loopback
@@ -59,8 +59,8 @@ class Undecided:
             return self._oldest(crowd, self._total > self._most * YOUNG_FACTOR)
         return None
 
-    def settled(self, dial: Dial) -> bool:
-        """It has said what it wants, or is gone.  Gives whether it was undecided until now."""
+    def remove(self, dial: Dial) -> bool:
+        """It has said what it wants, or is gone.  Gives whether it was pending until now."""
         dials = self._by_peer.get(dial.peer)
         if dials is None or dials.pop(dial, None) is None:
             return False

@@ -20,7 +20,8 @@ from zope.interface import implementer
 from flodl_tw import sockets
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
-from flodl_tw.core.store.session import Outcome, StoreConnection
+from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.store.session import StoreEffects, StoreSession
 from flodl_tw.core.store.world import WorldStore
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
 
@@ -36,7 +37,7 @@ TELL_SECS: Final = 60.0
 """A refused address has a log line as often as this, in seconds."""
 
 
-class StoreChannel:
+class StoreFactory:
     """What all store connections share; the route of the store's first bytes."""
 
     def __init__(self, front: FrontDoor, controller: Controller) -> None:
@@ -45,14 +46,14 @@ class StoreChannel:
         self._told: OrderedDict[str, float] = OrderedDict()
         # A world whose connections are all closed is gone, and its keys with it.
         self._worlds: deque[ref[WorldStore]] = deque()
-        self._due: deque[StoreClient] = deque()
+        self._due: deque[StoreProtocol] = deque()
         self._turn_is_due = False
 
-    def __call__(self, peeker: Peeker) -> StoreClient:
+    def __call__(self, peeker: Peeker) -> StoreProtocol:
         """The route of the store's magic."""
-        return StoreClient(self, peeker)
+        return StoreProtocol(self, peeker)
 
-    def admit(self, client: StoreClient) -> StoreConnection | None:
+    def admit(self, client: StoreProtocol) -> StoreSession | None:
         """The client's connection to the world's keys; None, and it is closed, where it has none."""
         peeker = client.peeker
         run = self._controller.run
@@ -62,16 +63,16 @@ class StoreChannel:
         elif not store.admits(peeker.address):
             why = "it is no address of this world's hosts, and the store is for them alone"
         else:
-            peeker.decided()
+            peeker.identified()
             sockets.bear_pauses(peeker.transport)
             client.store = store
             store.clients.add(client)
             self._keep(store)
-            return StoreConnection(store.keys, client)
+            return StoreSession(store.keys, client)
         self._refuse(peeker, why)
         return None
 
-    def later(self, client: StoreClient) -> None:
+    def later(self, client: StoreProtocol) -> None:
         """Have the client go on in one of the next turns: what all of them do in one takes ``TURN_SECS`` about."""
         self._due.append(client)
         self._go_on_later()
@@ -105,19 +106,19 @@ class StoreChannel:
         now = self.clock.seconds()
         told = self._told.get(peeker.peer)
         if told is not None and now < told + TELL_SECS:
-            peeker.left("store-refused")
+            peeker.left(ConnectionEnd.STORE_REFUSED)
         else:
             self._told.pop(peeker.peer, None)
             self._told[peeker.peer] = now
             if len(self._told) > MAX_WARNED_ADDRESSES:
                 self._told.popitem(last=False)
-            peeker.dropped("store-refused", f"on the store channel: {why}")
-        peeker.decided()
+            peeker.dropped(ConnectionEnd.STORE_REFUSED, f"on the store channel: {why}")
+        peeker.identified()
         peeker.transport.abortConnection()
 
 
 @implementer(IPushProducer)
-class StoreClient:
+class StoreProtocol:
     """One client of the store.  Its keys are those of the world that it was let into, to its end."""
 
     __slots__ = (
@@ -133,13 +134,13 @@ class StoreClient:
         "store",
     )
 
-    def __init__(self, shared: StoreChannel, peeker: Peeker) -> None:
+    def __init__(self, shared: StoreFactory, peeker: Peeker) -> None:
         self.peeker = peeker
         self.store: WorldStore | None = None
         """The world's; None while it is not let in."""
         self._shared = shared
         self._transport: Any = peeker.transport
-        self._connection: StoreConnection | None = None
+        self._connection: StoreSession | None = None
         self._paused = False
         self._more = False
         self._due = False
@@ -173,7 +174,7 @@ class StoreClient:
 
     def give_up(self, why: str) -> None:
         """Close it, for the sake of others."""
-        self.peeker.dropped("store-closed", f"on the store channel: {why}", LogLevel.warn)
+        self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {why}", LogLevel.warn)
         self._leave()
         self.peeker.transport.abortConnection()
 
@@ -191,7 +192,7 @@ class StoreClient:
     def stopProducing(self) -> None:
         """The connection is gone."""
 
-    def _do(self, connection: StoreConnection, outcome: Outcome) -> None:
+    def _do(self, connection: StoreSession, outcome: StoreEffects) -> None:
         self._more = outcome.more
         self._unsent.extend(outcome.replies)
         self._send_part()
@@ -201,7 +202,7 @@ class StoreClient:
             client: Any = woken.peer
             client.write(answer, at_once=count < WOKEN_AT_ONCE)
         if outcome.close is not None:
-            self.peeker.dropped("store-closed", f"on the store channel: {outcome.close}", LogLevel.warn)
+            self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {outcome.close}", LogLevel.warn)
             self._last_words()
         elif self._connection is not None and (outcome.more or self._unsent):
             self._reading(False)

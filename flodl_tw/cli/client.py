@@ -32,7 +32,7 @@ FDL_PORT: Final = 1337
 
 
 @dataclass(frozen=True, slots=True)
-class Controller:
+class ControllerAddress:
     """Where to ask, and the 16 bytes that show who asks.  They leave in a header alone, and are never shown."""
 
     host: str
@@ -61,7 +61,7 @@ class ForeignAnswerError(Exception):
     """Something answers, but not as a controller does; the text is for people."""
 
 
-def foreign(controller: Controller, what: str) -> ForeignAnswerError:
+def foreign(controller: ControllerAddress, what: str) -> ForeignAnswerError:
     """What came is not a controller's, and why."""
     return ForeignAnswerError(f"{controller.shown} answers, but not as a controller does: {what}")
 
@@ -70,7 +70,7 @@ def foreign(controller: Controller, what: str) -> ForeignAnswerError:
 class Answer:
     """A whole answer."""
 
-    controller: Controller
+    controller: ControllerAddress
     code: int
     body: bytes
 
@@ -99,7 +99,13 @@ class _TooLongError(Exception):
 
 
 async def ask(
-    http: HTTPClient, controller: Controller, method: str, path: str, *, limit: int = MAX_ANSWER, body: Any = None
+    http: HTTPClient,
+    controller: ControllerAddress,
+    method: str,
+    path: str,
+    *,
+    limit: int = MAX_ANSWER,
+    body: Any = None,
 ) -> Answer:
     """Ask once.  Raises NoAnswerError or ForeignAnswerError.
 
@@ -123,7 +129,7 @@ async def ask(
     return Answer(controller, response.code, bytes(data))
 
 
-def _send(http: HTTPClient, controller: Controller, method: str, path: str, body: Any) -> Deferred[Any]:
+def _send(http: HTTPClient, controller: ControllerAddress, method: str, path: str, body: Any) -> Deferred[Any]:
     url = controller.url
     # The zone of a link-local address means something on this host alone.
     headers = {"Accept": "application/json", "Host": re.sub("%[^]]*", "", url.removeprefix("http://"))}
@@ -214,7 +220,7 @@ def _unparsed(causes: list[Any]) -> bool:
     return not any(isinstance(cause, (errors.ConnectionClosed, errors.ConnectionAborted)) for cause in causes)
 
 
-def _told(controller: Controller, error: Exception) -> Exception:
+def _told(controller: ControllerAddress, error: Exception) -> Exception:
     """A client's error in words, with what to check."""
     causes = list(_causes(error))
     if isinstance(error, ResponseFailed) and _unparsed(causes):

@@ -16,7 +16,7 @@ from flodl_tw import sockets
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import Agents, run_reactor
-from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_settings
+from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_agent_settings
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.store.wire import StoreLimits
@@ -111,7 +111,7 @@ def run_world(
         )
     scale, _ = parse_scale(environ.get(SCALE_VARIABLE))
     given = {**options, "controller": LOOPBACK}
-    settings, warnings = read_settings(given, program, environ)
+    settings, warnings = read_agent_settings(given, program, environ)
     agents = Agents(reactor, environ, settings.stop_grace)
     for note in (*warnings, *choice.notes):
         agents.say(note)

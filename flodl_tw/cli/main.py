@@ -18,7 +18,7 @@ from flodl_tw import __version__
 from flodl_tw.cli import operator, rehearse, token, worker
 from flodl_tw.cli.terminal import PERMANENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 _SECRET: Final = re.compile(r"[0-9a-fA-F]{24,}")
 

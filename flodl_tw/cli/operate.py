@@ -14,13 +14,13 @@ from treq.client import HTTPClient
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from flodl_tw.cli.client import MAX_CHARS, Answer, Controller, ForeignAnswerError, NoAnswerError, ask, foreign
+from flodl_tw.cli.client import MAX_CHARS, Answer, ControllerAddress, ForeignAnswerError, NoAnswerError, ask, foreign
 from flodl_tw.cli.http_client import make_http
 from flodl_tw.cli.status_text import (
     OPEN_PHASES,
     Fields,
+    RunState,
     ShapeError,
-    State,
     parse_state,
     spans,
     state_lines,
@@ -29,7 +29,7 @@ from flodl_tw.cli.status_text import (
 )
 from flodl_tw.core.log_text import counted, printable, shortened
 
-__all__ = ["Controller", "abort", "check", "make_http", "start", "status", "watch"]
+__all__ = ["ControllerAddress", "abort", "check", "make_http", "start", "status", "watch"]
 
 OK: Final = 0
 REFUSED: Final = 1
@@ -53,7 +53,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-async def _told(command: Awaitable[int], controller: Controller, say: Say) -> int:
+async def _told(command: Awaitable[int], controller: ControllerAddress, say: Say) -> int:
     """The command's status; what keeps it from its answer is said."""
     try:
         return await command
@@ -66,13 +66,13 @@ async def _told(command: Awaitable[int], controller: Controller, say: Say) -> in
 
 
 async def status(
-    http: HTTPClient, controller: Controller, say: Say, *, as_json: bool, complain: Say | None = None
+    http: HTTPClient, controller: ControllerAddress, say: Say, *, as_json: bool, complain: Say | None = None
 ) -> int:
     """Print the state, for people or as it came."""
     return await _told(_status(http, controller, say, as_json), controller, complain or say)
 
 
-async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: bool) -> int:
+async def _status(http: HTTPClient, controller: ControllerAddress, say: Say, as_json: bool) -> int:
     answer, state = await _ask_state(http, controller)
     _show(answer, state, say, as_json)
     if not as_json:
@@ -81,7 +81,7 @@ async def _status(http: HTTPClient, controller: Controller, say: Say, as_json: b
     return OK
 
 
-async def _more(http: HTTPClient, controller: Controller, state: State) -> list[str]:
+async def _more(http: HTTPClient, controller: ControllerAddress, state: RunState) -> list[str]:
     """Why the run failed and what its store waits for, where a controller of ours tells."""
     lines: list[str] = []
     if state.phase in OPEN_PHASES:
@@ -99,7 +99,7 @@ async def _more(http: HTTPClient, controller: Controller, state: State) -> list[
 
 async def watch(
     http: HTTPClient,
-    controller: Controller,
+    controller: ControllerAddress,
     say: Say,
     clock: IReactorTime,
     *,
@@ -115,9 +115,9 @@ async def watch(
 
 
 async def _watch(
-    http: HTTPClient, controller: Controller, say: Say, clock: IReactorTime, as_json: bool, every: float
+    http: HTTPClient, controller: ControllerAddress, say: Say, clock: IReactorTime, as_json: bool, every: float
 ) -> int:
-    last: State | None = None
+    last: RunState | None = None
     misses = 0
     while True:
         try:
@@ -143,12 +143,12 @@ async def _watch(
         await deferLater(clock, every)
 
 
-async def start(http: HTTPClient, controller: Controller, say: Say, *, complain: Say | None = None) -> int:
+async def start(http: HTTPClient, controller: ControllerAddress, say: Say, *, complain: Say | None = None) -> int:
     """Close the window now, with those that are in."""
     return await _told(_start(http, controller, say), controller, complain or say)
 
 
-async def _start(http: HTTPClient, controller: Controller, say: Say) -> int:
+async def _start(http: HTTPClient, controller: ControllerAddress, say: Say) -> int:
     answer = _approved(await ask(http, controller, "POST", "/start"), "POST /start")
     _require(answer, "armed")
     fields = _fields(answer)
@@ -158,13 +158,13 @@ async def _start(http: HTTPClient, controller: Controller, say: Say) -> int:
 
 
 async def abort(
-    http: HTTPClient, controller: Controller, say: Say, reason: str | None, *, complain: Say | None = None
+    http: HTTPClient, controller: ControllerAddress, say: Say, reason: str | None, *, complain: Say | None = None
 ) -> int:
     """End the run as failed, on every host."""
     return await _told(_abort(http, controller, say, reason), controller, complain or say)
 
 
-async def _abort(http: HTTPClient, controller: Controller, say: Say, reason: str | None) -> int:
+async def _abort(http: HTTPClient, controller: ControllerAddress, say: Say, reason: str | None) -> int:
     # Without a reason the controller has words of its own.
     body = None if reason is None else {"reason": reason}
     answer = _approved(await ask(http, controller, "POST", "/abort", body=body), "POST /abort")
@@ -175,14 +175,14 @@ async def _abort(http: HTTPClient, controller: Controller, say: Say, reason: str
 
 
 async def check(
-    http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any], *, complain: Say | None = None
+    http: HTTPClient, controller: ControllerAddress, say: Say, hello: dict[str, Any], *, complain: Say | None = None
 ) -> int:
     """Ask whether the controller would admit a host that says ``hello``; nothing changes."""
     return await _told(_check(http, controller, say, hello, complain), controller, complain or say)
 
 
 async def _check(
-    http: HTTPClient, controller: Controller, say: Say, hello: dict[str, Any], complain: Say | None
+    http: HTTPClient, controller: ControllerAddress, say: Say, hello: dict[str, Any], complain: Say | None
 ) -> int:
     try:
         answer = _approved(await ask(http, controller, "POST", "/check", body=hello), "POST /check")
@@ -208,19 +208,19 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}"
 
 
-async def _ask_state(http: HTTPClient, controller: Controller) -> tuple[Answer, State]:
+async def _ask_state(http: HTTPClient, controller: ControllerAddress) -> tuple[Answer, RunState]:
     answer = await ask(http, controller, "GET", "/state.json", limit=MAX_STATE)
     if answer.code != 200:
         raise foreign(controller, f"GET /state.json gets status {answer.code}")
     return answer, parse_state(answer.object())
 
 
-def _show(answer: Answer, state: State, say: Say, as_json: bool) -> None:
+def _show(answer: Answer, state: RunState, say: Say, as_json: bool) -> None:
     for line in [answer.text()] if as_json else state_lines(answer.controller.shown, state):
         say(line)
 
 
-def _still(state: State) -> State:
+def _still(state: RunState) -> RunState:
     """The state without what time alone changes."""
     return replace(
         state,

@@ -10,14 +10,14 @@ from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_e
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
     from flodl_tw.agent.settings import AgentSettings
-    from flodl_tw.cli.operate import Controller
+    from flodl_tw.cli.operate import ControllerAddress
 
 
-def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> Controller:
+def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> ControllerAddress:
     from flodl_tw.agent.settings import Texts, given_token
-    from flodl_tw.cli.operate import Controller
+    from flodl_tw.cli.operate import ControllerAddress
 
-    return Controller(*controller_of(options), given_token(Texts(options, environ), environ))
+    return ControllerAddress(*controller_of(options), given_token(Texts(options, environ), environ))
 
 
 def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
@@ -36,7 +36,7 @@ def check(settings: AgentSettings, choice: Choice) -> int:
     from flodl_tw.cli import operate
     from flodl_tw.web.hello_json import hello_to_json
 
-    controller = operate.Controller(*settings.controller, settings.token)
+    controller = operate.ControllerAddress(*settings.controller, settings.token)
     hello = hello_to_json(settings.hello(choice.devices, choice.libtorch), 4)
     return _ask(lambda http, show: operate.check(http, controller, show, hello, complain=say))
 

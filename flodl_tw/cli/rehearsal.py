@@ -29,7 +29,7 @@ from flodl_tw.core.messages import Abort, Accept, Hello, Reject, WorldFormed
 from flodl_tw.limits import Limits, scaled
 
 AT_ONCE: Final = 64
-"""Hosts that dial at the same time: far below the undecided connections that a controller takes from one address."""
+"""Hosts that dial at the same time: far below the pending connections that a controller takes from one address."""
 LONGEST_WAIT: Final = 1 << 31
 
 
@@ -203,13 +203,13 @@ class Rehearsal:
                 await self._formed.addTimeout(secs + self._reply_secs, self._clock)
             except defer.TimeoutError:
                 raise BrokenOffError("the controller has neither formed the world nor aborted it in time") from None
-        seat = self._members[0].seat
-        assert seat is not None
+        assignment = self._members[0].assignment
+        assert assignment is not None
         ours = sum(len(host.hello.local_devices) for host in self._members)
-        others = "" if ours == seat.world_size else f", {seat.world_size - ours} of the ranks not from here"
+        others = "" if ours == assignment.world_size else f", {assignment.world_size - ours} of the ranks not from here"
         self._say(
-            f"the world has formed: {counted(seat.world_size, 'rank')} on {counted(seat.num_workers, 'host')}{others}; "
-            f"training for {self._plan.secs:g} s"
+            f"the world has formed: {counted(assignment.world_size, 'rank')} on "
+            f"{counted(assignment.num_workers, 'host')}{others}; training for {self._plan.secs:g} s"
         )
 
     async def _train(self) -> None:
@@ -252,7 +252,7 @@ class Rehearsal:
 
     def _happened(self, host: RehearsedHost, event: Event) -> None:
         match event:
-            case WorldFormed() if host.seat is None:
+            case WorldFormed() if host.assignment is None:
                 self._seated(host, event)
             case Abort():
                 self._break_off(aborted(event.reason).text)
@@ -260,14 +260,14 @@ class Rehearsal:
                 self._break_off(f"{self._endpoint} does not answer as a controller does: {event.how}")
             case LinkEnded():
                 if not host.parted:
-                    when = "the world had formed" if host.seat is None else "its ranks had ended"
+                    when = "the world had formed" if host.assignment is None else "its ranks had ended"
                     self._break_off(f"the controller ended the link of {host.name} before {when} ({event.how})")
             case _:
                 self._break_off(f"the controller sent {host.name} {type(event).__name__}, which is out of its turn")
 
     def _seated(self, host: RehearsedHost, formed: WorldFormed) -> None:
         try:
-            host.seat = read_envelope(
+            host.assignment = read_envelope(
                 formed.envelope_hex,
                 devices=len(host.hello.local_devices),
                 dialed=self._plan.controller,

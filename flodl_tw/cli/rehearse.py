@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.settings import Texts

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flodl_tw.core.log_text import counted, shortened
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
-from flodl_tw.core.refusals import Word
+from flodl_tw.core.refusals import RefusalCode
 
 if TYPE_CHECKING:
     from flodl_tw.agent.link import JoinLink
-    from flodl_tw.agent.rank_environ import Seat
+    from flodl_tw.agent.rank_environ import Assignment
 
 NAME: Final = "rehearsal"
 """What every host's name begins with, so that nobody takes one for a machine."""
@@ -31,18 +31,18 @@ SHOWN_NAMES: Final = 4
 class Bad(Enum):
     """A kind of host that a controller is to refuse: the word for it, and how its hello differs from a good one's."""
 
-    NCCL = ("nccl", Word.NCCL_MISMATCH, {"nccl_version": (2, 26, 5)})
+    NCCL = ("nccl", RefusalCode.NCCL_MISMATCH, {"nccl_version": (2, 26, 5)})
     VENDOR = (
         "vendor",
-        Word.VENDOR_MISMATCH,
+        RefusalCode.VENDOR_MISMATCH,
         {"gpus": ("AMD Instinct MI300X (192GB, gfx942)",), "libtorch": "precompiled/rocm6.4"},
     )
-    DATASET = ("dataset", Word.DATASET_MISMATCH, {"dataset_sig": b"\xba\xdd" * (SIGNATURE_BYTES // 2)})
-    DUPLICATE = ("duplicate", Word.DUPLICATE_HOST, dict[str, Any]())
+    DATASET = ("dataset", RefusalCode.DATASET_MISMATCH, {"dataset_sig": b"\xba\xdd" * (SIGNATURE_BYTES // 2)})
+    DUPLICATE = ("duplicate", RefusalCode.DUPLICATE_HOST, dict[str, Any]())
 
-    def __init__(self, kind: str, word: Word, changes: dict[str, Any]) -> None:
+    def __init__(self, kind: str, code: RefusalCode, changes: dict[str, Any]) -> None:
         self.kind = kind
-        self.word = word
+        self.code = code
         self.changes = changes
 
 
@@ -56,7 +56,7 @@ class RehearsedHost:
     """Once it is in."""
     refusal: str | None = None
     """The Reject's reason."""
-    seat: Seat | None = None
+    assignment: Assignment | None = None
     """Once the world has formed."""
     parted: bool = False
     """Whether its ranks have ended, and its link is ours to close."""
@@ -80,7 +80,7 @@ class RehearsedHost:
         """What is wrong with how a bad host fared, as far as it was answered."""
         if self.bad is None:
             return None
-        due = self.bad.word.word
+        due = self.bad.code.value
         if self.link is not None:
             unseen = self.bad in (Bad.NCCL, Bad.VENDOR)
             note = " (a controller with --backend cpu does not look at that)" if unseen else ""

@@ -33,7 +33,7 @@ MOST_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberRow:
     """One host, as the state has it."""
 
     host: str
@@ -45,7 +45,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RunState:
     """The state.  A launcher before flodl 0.8 says nothing of the start."""
 
     phase: str
@@ -57,7 +57,7 @@ class State:
     cap_remaining_secs: int | None
     start_mode: str | None
     start_armed: bool
-    members: tuple[Member, ...]
+    members: tuple[MemberRow, ...]
 
     @property
     def is_over(self) -> bool:
@@ -142,10 +142,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**MOST_DIGITS
 
 
-def parse_state(value: object) -> State:
+def parse_state(value: object) -> RunState:
     """The state from JSON; raises ShapeError that says what is wrong."""
     fields = Fields(value, "its state")
-    return State(
+    return RunState(
         fields.text("phase"),
         fields.count("joined_ranks"),
         fields.count("joined_hosts"),
@@ -159,8 +159,8 @@ def parse_state(value: object) -> State:
     )
 
 
-def _member(fields: Fields) -> Member:
-    return Member(
+def _member(fields: Fields) -> MemberRow:
+    return MemberRow(
         fields.text("host"),
         fields.counts("ranks"),
         fields.counts("local_devices"),
@@ -197,7 +197,7 @@ def _gpus(labels: Iterable[str]) -> str:
     return ", ".join(label if count == 1 else f"{count} x {label}" for label, count in told) or "-"
 
 
-def _row(member: Member) -> tuple[str, ...]:
+def _row(member: MemberRow) -> tuple[str, ...]:
     said = (
         printable(member.host),
         spans(member.ranks),
@@ -215,7 +215,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _window(state: State) -> str:
+def _window(state: RunState) -> str:
     quorum = state.joined_ranks >= state.min_rank_start
     if state.start_mode == "manual":
         return "held for the operator's start"
@@ -225,7 +225,7 @@ def _window(state: State) -> str:
     return f"closes in {duration(state.window_remaining_secs)}, {outcome}"
 
 
-def _facts(state: State) -> Iterator[tuple[str, str]]:
+def _facts(state: RunState) -> Iterator[tuple[str, str]]:
     met = "met" if state.joined_ranks >= state.min_rank_start else "not met"
     wanted = f"quorum {state.min_rank_start} ({met})"
     if state.target_ranks is not None:
@@ -240,7 +240,7 @@ def _facts(state: State) -> Iterator[tuple[str, str]]:
         yield "start", f"{shortened(printable(state.start_mode), 40)}, {armed}"
 
 
-def state_lines(shown: str, state: State) -> list[str]:
+def state_lines(shown: str, state: RunState) -> list[str]:
     """The state of the run at ``shown``, line by line."""
     phase = shortened(printable(state.phase), 40)
     meaning = f": {PHASES[phase]}" if phase in PHASES else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flodl_tw.cli.terminal import Printer, say
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 DEFAULT_FILE: Final = "run.token"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)

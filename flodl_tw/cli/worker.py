@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from flodl_tw.cli.operator import check
 from flodl_tw.cli.terminal import make_reactor, say
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
-    from flodl_tw.agent.gpu_probe import Asking
+    from flodl_tw.agent.gpu_probe import Probe
     from flodl_tw.agent.settings import AgentSettings, Texts
     from flodl_tw.fdl.join_block import JoinFile
 
 
-def _asking(texts: Texts, environ: Mapping[str, str]) -> Asking | None:
+def _asking(texts: Texts, environ: Mapping[str, str]) -> Probe | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
-    from flodl_tw.agent.gpu_probe import Asking
+    from flodl_tw.agent.gpu_probe import Probe
 
-    return None if texts.get("nproc") is not None else Asking(environ)
+    return None if texts.get("nproc") is not None else Probe(environ)
 
 
-def _choice(texts: Texts, environ: Mapping[str, str], asking: Asking | None) -> Choice:
+def _choice(texts: Texts, environ: Mapping[str, str], asking: Probe | None) -> Choice:
     from flodl_tw.agent.devices import Inventory, choose
 
     nproc = texts.whole("nproc", 1, 256)
@@ -56,7 +56,7 @@ def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFi
 def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``join``, or with ``--check`` the question alone."""
     from flodl_tw.agent.gpu_probe import installed_nccl
-    from flodl_tw.agent.settings import Texts, read_settings
+    from flodl_tw.agent.settings import Texts, read_agent_settings
 
     asking = _asking(Texts(options, environ), environ)
     file = _join_file(options, environ)
@@ -68,7 +68,7 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     if file is not None:
         program, notes = file.command(program)
         notes = [*file.notes, *notes]
-    settings, warnings = read_settings(options, program, environ, nccl=installed_nccl(sys.path), file=file)
+    settings, warnings = read_agent_settings(options, program, environ, nccl=installed_nccl(sys.path), file=file)
     choice = _choice(texts, environ, asking)
     for note in (*notes, *warnings, *choice.notes):
         say(note)
@@ -80,8 +80,8 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
 def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``flodl-tw-agent``: a join as a launcher has ordered it."""
     from flodl_tw.agent.devices import numbered
-    from flodl_tw.agent.gpu_probe import Asking, installed_nccl
-    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_settings
+    from flodl_tw.agent.gpu_probe import Probe, installed_nccl
+    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_agent_settings
     from flodl_tw.fdl.launcher import PROBE_VARIABLE, read_bootstrap
 
     if BOOTSTRAP_VARIABLE not in environ:
@@ -93,13 +93,13 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
     orders = read_bootstrap(environ[BOOTSTRAP_VARIABLE])
     texts = Texts({}, environ)
     asking = _asking(texts, environ)
-    settings, warnings = read_settings(
+    settings, warnings = read_agent_settings(
         orders.options, program, environ, nccl=installed_nccl(sys.path), token=orders.token
     )
     if orders.local_devices is None:
         choice = _choice(texts, environ, asking)
     else:
-        choice = numbered(orders.local_devices, (asking or Asking(environ)).inventory())
+        choice = numbered(orders.local_devices, (asking or Probe(environ)).inventory())
     for note in (*warnings, *choice.notes):
         say(note)
     return _run_agent(settings, choice, environ)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
+from flodl_tw.core.errors import ViolationError
 from flodl_tw.core.ledger import Member, rank_span
 from flodl_tw.core.phrases import named_ranks
 from flodl_tw.core.reports import RankError
-
-
-class ViolationError(Exception):
-    """A member sent what its place in the run does not allow."""
 
 
 def exit_text(code: int) -> str:
@@ -29,9 +26,9 @@ def exit_text(code: int) -> str:
 class Exits:
     """The reports of one world's ranks.  An agent names its ranks as its Accept did; the world has its own numbers."""
 
-    def __init__(self, seats: dict[Member, range]) -> None:
-        self._seats = seats
-        self._unreported = {member: (1 << member.size) - 1 for member in seats}
+    def __init__(self, assignments: dict[Member, range]) -> None:
+        self._assignments = assignments
+        self._unreported = {member: (1 << member.size) - 1 for member in assignments}
         """Bit N is the member's Nth rank."""
         self._failed: dict[int, int] = {}
         self.count = 0
@@ -44,7 +41,7 @@ class Exits:
         index = self._running(member, accepted_rank, "RankExited")
         self._unreported[member] ^= 1 << index
         self.count += 1
-        rank = self._seats[member][index]
+        rank = self._assignments[member][index]
         if code:
             self._failed[rank] = code
         return rank
@@ -52,7 +49,7 @@ class Exits:
     def explain(self, member: Member, accepted_rank: int, error: RankError) -> None:
         """Why a rank is about to be reported as ended.  Raises ViolationError where it cannot be."""
         index = self._running(member, accepted_rank, "a report")
-        rank = self._seats[member][index]
+        rank = self._assignments[member][index]
         if rank in self.errors:
             raise ViolationError(f"a report for rank {accepted_rank}, which has been reported on before")
         self.errors[rank] = error
@@ -61,7 +58,7 @@ class Exits:
         """The ranks that have ended with code 0, in order."""
         ended = (
             rank
-            for member, ranks in self._seats.items()
+            for member, ranks in self._assignments.items()
             for index, rank in enumerate(ranks)
             if not self._unreported[member] >> index & 1
         )
@@ -86,7 +83,7 @@ class Exits:
     def missing(self, member: Member) -> list[int]:
         """The ranks of the member that have not reported, in order."""
         unreported = self._unreported[member]
-        return [rank for index, rank in enumerate(self._seats[member]) if unreported >> index & 1]
+        return [rank for index, rank in enumerate(self._assignments[member]) if unreported >> index & 1]
 
     def runs_on(self, members: Iterable[Member]) -> bool:
         """Whether a rank of these members has not reported yet."""
@@ -97,7 +94,7 @@ class Exits:
 
         ``others_run_on``: ranks of the world still train, so one that ended with code 0 left them early.
         """
-        ranks = self._seats[member]
+        ranks = self._assignments[member]
         ended = [rank for index, rank in enumerate(ranks) if not self._unreported[member] >> index & 1]
         failed = [f"rank {rank} with {self.how(rank, self._failed[rank])}" for rank in ended if rank in self._failed]
         told = [f"{len(ended)} of {member.size}", *failed]

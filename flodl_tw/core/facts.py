@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.refusals import Word, short_id
+from flodl_tw.core.refusals import RefusalCode, short_id
 
 _NVIDIA = re.compile(r"(cu|sm)[0-9]")
 _AMD = re.compile(r"(rocm|gfx)[0-9]")
@@ -42,7 +42,7 @@ class Fact:
     """
 
     name: str
-    word: Word
+    code: RefusalCode
     stated: Callable[[Offer], Any]
     shown: Callable[[Any], str]
     advice: str
@@ -60,21 +60,21 @@ def _signature(value: bytes) -> str:
 
 VERSION_FACT = Fact(
     "protocol version",
-    Word.VERSION_MISMATCH,
+    RefusalCode.VERSION_MISMATCH,
     lambda offer: offer.version,
     str,
     "ranks of different flodl releases cannot train together: install one release on every host",
 )
 DATASET_FACT = Fact(
     "dataset signature",
-    Word.DATASET_MISMATCH,
+    RefusalCode.DATASET_MISMATCH,
     lambda offer: offer.hello.dataset_sig,
     _signature,
     "the data must be sharded the same everywhere: rebuild or fetch it again on the host that differs",
 )
 VENDOR_FACT = Fact(
     "GPU vendor",
-    Word.VENDOR_MISMATCH,
+    RefusalCode.VENDOR_MISMATCH,
     lambda offer: gpu_vendor(offer.hello.libtorch),
     str,
     "NCCL and RCCL cannot form one communicator: use hosts of one vendor, or --backend cpu",
@@ -82,14 +82,14 @@ VENDOR_FACT = Fact(
 )
 RUN_FACT = Fact(
     "run id",
-    Word.RUN_MISMATCH,
+    RefusalCode.RUN_MISMATCH,
     lambda offer: offer.hello.run_id,
     lambda value: repr(short_id(value)),
     "a publish landed between their fetches: fetch the run again on the host that is behind",
 )
 NCCL_FACT = Fact(
     "NCCL version",
-    Word.NCCL_MISMATCH,
+    RefusalCode.NCCL_MISMATCH,
     _major_minor,
     lambda value: f"{value[0]}.{value[1]}",
     "NCCL does not connect across minor versions: install one libtorch variant everywhere",
@@ -97,7 +97,7 @@ NCCL_FACT = Fact(
 )
 MODEL_FACT = Fact(
     "model signature",
-    Word.MODEL_MISMATCH,
+    RefusalCode.MODEL_MISMATCH,
     lambda offer: offer.hello.model_sig,
     _signature,
     "parameters differ in name, shape or type: rebuild the program from one source tree everywhere",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.messages import (
     Accept,
     Hello,
@@ -12,13 +13,13 @@ from flodl_tw.core.messages import (
     encode_join,
 )
 from flodl_tw.core.reports import RankError, report_payload
-from flodl_tw.core.wire import JOIN_MAGIC, SALT_BYTES, ZERO_KEY, FrameKind, FrameReader, WireError, encode_frame
+from flodl_tw.core.wire import JOIN_MAGIC, SALT_BYTES, ZERO_KEY, FrameKind, FrameReader, encode_frame
 
 MAX_ANSWER_BYTES = 1 << 20
 """Payload cap of what a controller sends: a host's envelope is a few KiB."""
 
 
-class HostTalk:
+class JoinClient:
     """One host's talk with a controller, in one protocol version.
 
     ``token`` (16 bytes) is what the host was given; without one it joins under

@@ -25,7 +25,7 @@ from flodl_tw.core.facts import (
 )
 from flodl_tw.core.log_text import MAX_TEXT_BYTES, quoted, too_long
 from flodl_tw.core.messages import VERSIONS
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode
 
 MAX_DEVICES: Final = 256
 MAX_LABELS: Final = 256
@@ -195,7 +195,7 @@ def unspoken_version(version: int) -> Refusal | None:
         return None
     spoken = " and ".join(map(str, VERSIONS))
     return Refusal(
-        Word.UNSPOKEN_VERSION,
+        RefusalCode.UNSPOKEN_VERSION,
         f"the frame has protocol version {version}, this controller speaks {spoken}: "
         "use a flodl release that speaks one of them",
     )
@@ -205,15 +205,18 @@ def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     """The name is one that a log line, a page and a person can hold."""
     host = offer.hello.host
     if not host.strip():
-        return Refusal(Word.BAD_HOST, f"the host name {quoted(host)} is blank: give the host a name")
+        return Refusal(RefusalCode.BAD_HOST, f"the host name {quoted(host)} is blank: give the host a name")
     if too_long(host):
         size = len(host.encode("utf-8"))
         return Refusal(
-            Word.BAD_HOST, f"the host name {quoted(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
+            RefusalCode.BAD_HOST,
+            f"the host name {quoted(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it",
         )
     if not host.isprintable():
         # Control characters, and those that are invisible or turn a line of text around.
-        return Refusal(Word.BAD_HOST, f"the host name {quoted(host)} has characters that do not print: leave them out")
+        return Refusal(
+            RefusalCode.BAD_HOST, f"the host name {quoted(host)} has characters that do not print: leave them out"
+        )
     return None
 
 
@@ -222,14 +225,14 @@ def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
     hello = offer.hello
     if len(hello.gpus) > MAX_LABELS:
         return Refusal(
-            Word.BAD_LABEL,
+            RefusalCode.BAD_LABEL,
             f"{quoted(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
         )
     for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
         if too_long(label):
             size = len(label.encode("utf-8"))
             return Refusal(
-                Word.BAD_LABEL,
+                RefusalCode.BAD_LABEL,
                 f"{quoted(hello.host)} sent the label {quoted(label)} of {size} bytes, "
                 f"the limit is {MAX_TEXT_BYTES}: shorten it",
             )
@@ -241,7 +244,7 @@ def check_some_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | Non
     if offer.hello.local_devices:
         return None
     return Refusal(
-        Word.NO_DEVICES, f"{quoted(offer.hello.host)} offers no device: make at least one visible to the agent"
+        RefusalCode.NO_DEVICES, f"{quoted(offer.hello.host)} offers no device: make at least one visible to the agent"
     )
 
 
@@ -251,7 +254,7 @@ def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | No
     if count <= MAX_DEVICES:
         return None
     return Refusal(
-        Word.TOO_MANY_DEVICES,
+        RefusalCode.TOO_MANY_DEVICES,
         f"{quoted(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
     )
 
@@ -263,7 +266,7 @@ def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal |
         return None
     repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
     return Refusal(
-        Word.REPEATED_DEVICE,
+        RefusalCode.REPEATED_DEVICE,
         f"{quoted(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
     )
 
@@ -275,7 +278,7 @@ def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
         return None
     age = max(0, int(now - holder.joined_at))
     return Refusal(
-        Word.DUPLICATE_HOST,
+        RefusalCode.DUPLICATE_HOST,
         f"{quoted(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
         "worker of an earlier launch, end it and its name is free; if two hosts have one name, give one another "
         "(--host)",
@@ -300,7 +303,7 @@ def agreement(fact: Fact) -> Check:
             else f"; if {quoted(setter.host)} is the one that is wrong, end its agent and dial again"
         )
         return Refusal(
-            fact.word,
+            fact.code,
             f"{quoted(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
             f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}",
         )

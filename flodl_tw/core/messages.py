@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, assert_never
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.wire import (
     Decoder,
     FrameKind,
-    WireError,
     encode_bytes,
     encode_frame,
     encode_i32,

@@ -32,9 +32,9 @@ class Newcomers:
         return ["; ".join(told[first : first + NEWCOMERS_A_LINE]) for first in range(0, len(told), NEWCOMERS_A_LINE)]
 
 
-def moved(seats: tuple[tuple[Member, range], ...]) -> str | None:
+def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
     """Whose ranks are others than its Accept named, or None where nobody's are."""
-    gone = [(member, ranks) for member, ranks in seats if ranks != member.accepted_ranks]
+    gone = [(member, ranks) for member, ranks in assignments if ranks != member.accepted_ranks]
     if not gone:
         return None
     shown = ", ".join(

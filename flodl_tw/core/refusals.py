@@ -1,6 +1,6 @@
-"""Why a join dial is refused: the closed list of words, and what each is worth.
+"""Why a join dial is refused: the closed list of codes, and what each is worth.
 
-A Reject's reason is ``word: text``.  The words are what logs, docs and
+A Reject's reason is ``code: text``.  The codes are what logs, docs and
 metrics use; the text is for the person who reads it.
 """
 
@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Final
 
 
-class Word(Enum):
-    """The first word of every Reject, with whether the same dial may succeed later by itself."""
+class RefusalCode(Enum):
+    """What every Reject begins with, and whether the same dial may succeed later by itself."""
 
     NOT_A_JOIN = ("not-a-join", False, "a valid frame of another kind than join")
     MALFORMED = ("malformed", False, "a join frame whose payload does not decode")
@@ -34,23 +34,28 @@ class Word(Enum):
     NCCL_MISMATCH = ("nccl-mismatch", False, "another NCCL major.minor than the cohort's (nccl backend)")
     MODEL_MISMATCH = ("model-mismatch", False, "another model signature than the run's")
 
-    def __init__(self, word: str, retry: bool, meaning: str) -> None:
-        self.word = word
+    retry: bool
+    meaning: str
+
+    def __new__(cls, code: str, retry: bool, meaning: str) -> RefusalCode:
+        self = object.__new__(cls)
+        self._value_ = code
         self.retry = retry
         self.meaning = meaning
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One refusal: its word, and a text that names both sides and the way out."""
+    """One refusal: its code, and a text that names both sides and the way out."""
 
-    word: Word
+    code: RefusalCode
     text: str
 
     @property
     def reason(self) -> str:
         """What goes into the Reject."""
-        return f"{self.word.word}: {self.text}"
+        return f"{self.code.value}: {self.text}"
 
 
 SHOWN_ID_CHARS: Final = 8
@@ -79,17 +84,17 @@ class RefusedHost:
 
 
 class RefusedHosts:
-    """The hosts that were refused last, by name and word, the oldest first; at most ``SHOWN_REFUSALS``."""
+    """The hosts that were refused last, by name and code, the oldest first; at most ``SHOWN_REFUSALS``."""
 
     def __init__(self) -> None:
-        self._hosts: OrderedDict[tuple[str, Word], RefusedHost] = OrderedDict()
+        self._hosts: OrderedDict[tuple[str, RefusalCode], RefusedHost] = OrderedDict()
 
     def __iter__(self) -> Iterator[RefusedHost]:
         return iter(self._hosts.values())
 
     def add(self, host: str, address: str, refusal: Refusal, at: float) -> None:
         """A host was refused; ``host`` as it may be shown."""
-        key = (host, refusal.word)
+        key = (host, refusal.code)
         before = self._hosts.pop(key, None)
         times = 1 if before is None else before.times + 1
         self._hosts[key] = RefusedHost(host, address, refusal, at, times)
@@ -98,6 +103,6 @@ class RefusedHosts:
 
     def told(self) -> str:
         """Who was refused, as the end of a failed window's reason; a host that came too late explains nothing."""
-        counted = [refused for refused in self if refused.refusal.word is not Word.WINDOW_CLOSED]
-        shown = [f"{refused.host} ({refused.refusal.word.word})" for refused in counted[-TOLD_REFUSALS:]]
+        counted = [refused for refused in self if refused.refusal.code is not RefusalCode.WINDOW_CLOSED]
+        shown = [f"{refused.host} ({refused.refusal.code.value})" for refused in counted[-TOLD_REFUSALS:]]
         return f"; refused meanwhile: {', '.join(shown)}" if shown else ""

@@ -72,7 +72,7 @@ class Complete:
 Effect = Send | Close | StartTimer | StopTimer | Fail | Complete
 
 
-class State(Enum):
+class RendezvousState(Enum):
     """Where a rendezvous stands."""
 
     GATHERING = "gathering"
@@ -85,15 +85,15 @@ class State(Enum):
 class Rendezvous:
     """One world's rendezvous.
 
-    ``seats`` are the world's members with their ranks; ``own_host`` is this
+    ``assignments`` are the world's members with their ranks; ``own_host`` is this
     machine's name, whose first rank generates if it is a member.
     """
 
-    def __init__(self, seats: Sequence[tuple[Member, range]], own_host: str) -> None:
-        self.state = State.GATHERING
-        self._owner = {rank: member.host for member, ranks in seats for rank in ranks}
-        first = seats[0][1][0]
-        self._generator = next((ranks[0] for member, ranks in seats if member.host == own_host), first)
+    def __init__(self, assignments: Sequence[tuple[Member, range]], own_host: str) -> None:
+        self.state = RendezvousState.GATHERING
+        self._owner = {rank: member.host for member, ranks in assignments for rank in ranks}
+        first = assignments[0][1][0]
+        self._generator = next((ranks[0] for member, ranks in assignments if member.host == own_host), first)
         self._slots: dict[int, Peer] = {}
         self._ranks: dict[Peer, int] = {}
         self._seen: set[int] = set()
@@ -107,7 +107,7 @@ class Rendezvous:
 
     def hello(self, peer: Peer, hello: RendezvousHello) -> list[Effect]:
         """An authenticated Hello came on a connection that had said nothing before."""
-        if self.state is not State.GATHERING:
+        if self.state is not RendezvousState.GATHERING:
             return [Close(peer, f"rank {hello.global_rank} dialed, the rendezvous is {self.state.value}")]
         rank = hello.global_rank
         owner = self._owner.get(rank)
@@ -129,9 +129,9 @@ class Rendezvous:
 
     def uid(self, peer: Peer, uid: Uid) -> list[Effect]:
         """An authenticated Uid came."""
-        if self.state is not State.GENERATING or self._ranks.get(peer) != self._generator:
+        if self.state is not RendezvousState.GENERATING or self._ranks.get(peer) != self._generator:
             return self.broke(peer, "it sent a Uid that nobody asked it for")
-        self.state = State.COMPLETE
+        self.state = RendezvousState.COMPLETE
         effects: list[Effect] = [StopTimer(Timer.UID)]
         for rank, other in self._slots.items():
             if rank != self._generator:
@@ -150,25 +150,25 @@ class Rendezvous:
         if rank is None:
             return []
         del self._slots[rank]
-        if self.state is State.GENERATING:
+        if self.state is RendezvousState.GENERATING:
             return self._fail(f"rank {rank} of host {self._owner[rank]!r} left before it had the communicator's id")
         return []
 
     def end(self) -> None:
         """The run is over, and with it its rendezvous: nobody is given a role any more."""
-        self.state = State.OVER
+        self.state = RendezvousState.OVER
         self._forget()
 
     def timed_out(self, timer: Timer) -> list[Effect]:
         """A deadline has passed."""
         if timer is Timer.UID:
-            if self.state is not State.GENERATING:
+            if self.state is not RendezvousState.GENERATING:
                 return []
             owner = self._owner[self._generator]
             return self._fail(
                 f"rank {self._generator} of host {owner!r} was to generate the communicator's id, and did not in time"
             )
-        if self.state is not State.GATHERING:
+        if self.state is not RendezvousState.GATHERING:
             return []
         missing = self.missing
         named = ", ".join(f"{rank} of {self._owner[rank]!r}" for rank in missing[:8])
@@ -192,14 +192,14 @@ class Rendezvous:
         self._ranks[peer] = rank
         if len(self._slots) < len(self._owner):
             return effects
-        self.state = State.GENERATING
+        self.state = RendezvousState.GENERATING
         effects.append(StopTimer(Timer.QUIET))
         for each, other in self._slots.items():
             effects.append(Send(other, RoleGiven(Role.GENERATE if each == self._generator else Role.WAIT)))
         return [*effects, StartTimer(Timer.UID)]
 
     def _fail(self, why: str, *also: Peer) -> list[Effect]:
-        self.state = State.FAILED
+        self.state = RendezvousState.FAILED
         peers = [*self._slots.values(), *also]
         self._forget()
         return [

@@ -12,8 +12,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.fields import is_text, read_object
-from flodl_tw.core.wire import WireError
 
 MAX_REPORT_BYTES: Final = 4 * 1024
 """Payload cap of the frame."""

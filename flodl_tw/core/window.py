@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import counted
 
 DEFAULT_CAP: Final = 600
@@ -34,14 +35,6 @@ class Phase(Enum):
     TRAINING = "training"
     DONE = "done"
     FAILED = "failed"
-
-
-class SettingError(ValueError):
-    """A setting that cannot be used: its name, its value, the limit and the way out."""
-
-    def __init__(self, name: str, value: object, limit: str, way_out: str) -> None:
-        shown = f"{name} {value}".rstrip()
-        super().__init__(f"{shown}: {limit}; {way_out}")
 
 
 @dataclass(frozen=True, slots=True)

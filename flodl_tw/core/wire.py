@@ -14,6 +14,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
+from flodl_tw.core.errors import WireError
+
 MAGIC_BYTES: Final = 4
 """How many bytes tell the channels apart."""
 
@@ -43,10 +45,6 @@ _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _ONE_BYTE = tuple(bytes((value,)) for value in range(251))
-
-
-class WireError(ValueError):
-    """Bytes from a peer that are not what the wire allows."""
 
 
 class FrameKind(IntEnum):

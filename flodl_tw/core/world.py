@@ -62,7 +62,7 @@ class World:
     whether torch's store is served on our port.
     """
 
-    seats: tuple[tuple[Member, range], ...]
+    assignments: tuple[tuple[Member, range], ...]
     salt: bytes = field(repr=False)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     run_id: str = ""
@@ -71,8 +71,8 @@ class World:
     _group_ranks: Mapping[Member, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "world_size", sum(len(ranks) for _, ranks in self.seats))
-        object.__setattr__(self, "_group_ranks", {member: index for index, (member, _) in enumerate(self.seats)})
+        object.__setattr__(self, "world_size", sum(len(ranks) for _, ranks in self.assignments))
+        object.__setattr__(self, "_group_ranks", {member: index for index, (member, _) in enumerate(self.assignments)})
 
     def envelope_hex(self, member: Member, ranks: range, dial_host: str, port: int) -> str:
         """What WorldFormed carries to one host: lower-case hex of UTF-8 JSON.
@@ -84,7 +84,7 @@ class World:
         envelope = {
             "controller": {"host": dial_host, "port": port},
             "world_size": self.world_size,
-            "num_workers": len(self.seats),
+            "num_workers": len(self.assignments),
             "worker": {
                 "host": member.host,
                 "ranks": list(ranks),
@@ -95,7 +95,7 @@ class World:
             # An object of ours, for our own agents; others ignore what they do not know.
             "flodl_tw": {
                 "group_rank": self._group_ranks[member],
-                "group_world_size": len(self.seats),
+                "group_world_size": len(self.assignments),
                 "run_id": self.run_id,
                 "store": self.store,
                 "reports": True,

@@ -73,7 +73,7 @@ def _cluster_block(root: Value) -> Block:
     if "cluster" in found and found["cluster"].kind != "null":
         return found["cluster"].block("cluster")
     if "controller" not in found and ("cluster" in found or any(name in found for name in FDL_KEYS)):
-        raise root.spot.error("it has no cluster: block", "name the file that has one; an fdl.NAME.yml often does")
+        raise root.location.error("it has no cluster: block", "name the file that has one; an fdl.NAME.yml often does")
     return root.block("cluster", "cluster")
 
 
@@ -84,7 +84,7 @@ def _devices(value: Value) -> tuple[int, ...] | None:
         raise value.error("it must be a list of devices, or the word all", "write it as [0, 1], or all")
     devices = value.wholes(0, MAX_DEVICE)
     if not devices:
-        raise value.spot.error("it has no device", "list one or more, or write all")
+        raise value.location.error("it has no device", "list one or more, or write all")
     return devices
 
 
@@ -117,7 +117,7 @@ class _Worker:
 
     @property
     def name(self) -> str:
-        return f"{self.block.spot.path} ({shown(self.entry.host, quoted=False)})"
+        return f"{self.block.location.path} ({shown(self.entry.host, quoted=False)})"
 
 
 def _roster(workers: Sequence[_Worker]) -> Mapping[str, RosterEntry]:
@@ -142,7 +142,9 @@ def _ranked(workers: Sequence[_Worker]) -> list[RosterEntry]:
     for worker in workers:
         ranks = worker.block.need("ranks", "give ranks to every worker, or to none")
         if not worker.entry.ranks:
-            raise ranks.spot.error("it has no rank, and other workers have", "give ranks to every worker, or to none")
+            raise ranks.location.error(
+                "it has no rank, and other workers have", "give ranks to every worker, or to none"
+            )
         for rank, item in zip(worker.entry.ranks, ranks.items(), strict=True):
             if rank in owners:
                 raise item.error(f"{owners[rank].name} has this rank, too", "give each rank to one worker")
@@ -150,7 +152,7 @@ def _ranked(workers: Sequence[_Worker]) -> list[RosterEntry]:
         devices = worker.entry.local_devices
         if devices is not None and len(devices) != len(worker.entry.ranks):
             limit = f"it must have as many devices as ranks, {len(worker.entry.ranks)}, and has {len(devices)}"
-            raise worker.block.values["local_devices"].spot.error(limit, "list one for each rank, or write all")
+            raise worker.block.values["local_devices"].location.error(limit, "list one for each rank, or write all")
     _check_range(owners)
     return [worker.entry for worker in workers]
 
@@ -244,8 +246,8 @@ def read_token(value: Value | None, shown: str = "") -> bytes | None:
     if value is None:
         return None
     if value.scalar is None:
-        raise value.spot.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
-    return parse_token(value.scalar, str(value.spot), shown)
+        raise value.location.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
+    return parse_token(value.scalar, str(value.location), shown)
 
 
 def _cluster(block: Block) -> ClusterFile:

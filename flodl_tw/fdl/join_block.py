@@ -46,7 +46,7 @@ class JoinFile:
         if "ssh" in self.block.values:
             # The address is the controller's as that tunnel's far end sees it.
             limit = "it asks for a tunnel to the controller, and flodl-tw opens none"
-            raise self.block.values["ssh"].spot.error(limit, "open it yourself, and give its end as HOST[:PORT]")
+            raise self.block.values["ssh"].location.error(limit, "open it yourself, and give its end as HOST[:PORT]")
         try:
             return parse_endpoint(value.plain(), DEFAULT_PORT)
         except ValueError:
@@ -59,7 +59,7 @@ class JoinFile:
             return [*program, *self.args], []
         if not self.args or not program:
             return list(program), []
-        place = self.block.values["args"].spot
+        place = self.block.values["args"].location
         return list(program), [f"{place}: it is not used, since PROGRAM has arguments of its own"]
 
 
@@ -68,7 +68,7 @@ def read_join_file(path: str, option: str) -> JoinFile:
     root = read_document(path, option, "join")
     value = root.entries().get("join")
     if value is None or value.kind == "null":
-        raise root.spot.error("it has no join: block", "name the file that has one")
+        raise root.location.error("it has no join: block", "name the file that has one")
     block = value.block_of((*KEYS, *UNUSED))
     warning = readable_token(option, path) if "token" in block.values else None
     return JoinFile(
@@ -85,13 +85,13 @@ def _texts(block: Block) -> Mapping[str, Placed]:
         value = block.values.get(key)
         text = None if value is None else read(value)
         if value is not None and text is not None:
-            texts[key.replace("_", "-")] = Placed(text, str(value.spot))
+            texts[key.replace("_", "-")] = Placed(text, str(value.location))
     return texts
 
 
 def _unused(block: Block) -> list[str]:
     keys = [key for key in block.values if key in UNUSED]
-    return [f"{block.spot}: flodl-tw has no use for {', '.join(keys)}"] if keys else []
+    return [f"{block.location}: flodl-tw has no use for {', '.join(keys)}"] if keys else []
 
 
 # What the options' keys hold, as the options' texts

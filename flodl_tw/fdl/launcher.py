@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE
 from flodl_tw.core.addresses import MAX_PORT, show_endpoint
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
-from flodl_tw.core.window import SettingError
 from flodl_tw.state_folder import parse_token
 
 PROBE_VARIABLE: Final = "FLODL_INTERNAL_MODEL_SIG_PROBE"

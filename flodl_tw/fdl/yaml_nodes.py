@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 from flodl_tw.state_folder import shown_path
 
 MAX_BYTES: Final = 256 * 1024
@@ -66,7 +66,7 @@ def shown(text: str, quoted: bool = True) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Location:
     """A place in the file: what each error names."""
 
     file: str
@@ -82,11 +82,11 @@ class Spot:
     def error(self, limit: str, way_out: str, value: str | None = None) -> SettingError:
         return SettingError(str(self), "" if value is None else f"is {value}", limit, way_out)
 
-    def below(self, key: str, node: yaml.Node) -> Spot:
+    def below(self, key: str, node: yaml.Node) -> Location:
         key = key if re.fullmatch(r"[\w-]+", key) and not _LONG_HEX.search(key) else shown(key)
         return replace(self, path=f"{self.path}.{key}" if self.path else key, line=node.start_mark.line + 1)
 
-    def item(self, index: int, node: yaml.Node) -> Spot:
+    def item(self, index: int, node: yaml.Node) -> Location:
         return replace(self, path=f"{self.path}[{index}]", line=node.start_mark.line + 1)
 
 
@@ -94,7 +94,7 @@ class Spot:
 class Value:
     """A node and its place, read as what it has to be."""
 
-    spot: Spot
+    location: Location
     node: yaml.Node
 
     @property
@@ -113,7 +113,7 @@ class Value:
         return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
 
     def error(self, limit: str, way_out: str) -> SettingError:
-        return self.spot.error(limit, way_out, self.value)
+        return self.location.error(limit, way_out, self.value)
 
     def _scalar(self, kind: str, way_out: str) -> str:
         if not isinstance(self.node, yaml.ScalarNode) or self.kind != kind:
@@ -172,7 +172,7 @@ class Value:
     def items(self) -> list[Value]:
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.error("it must be a list", "write it as [...], or a line with - for each item")
-        return [Value(self.spot.item(index, node), node) for index, node in enumerate(self.node.value)]
+        return [Value(self.location.item(index, node), node) for index, node in enumerate(self.node.value)]
 
     def wholes(self, least: int, most: int) -> tuple[int, ...]:
         """A list of distinct numbers."""
@@ -189,18 +189,20 @@ class Value:
         if not isinstance(self.node, yaml.MappingNode):
             # What it is instead may hold the token, in `token:0123` for example.
             kind = _KINDS.get(self.kind, "a value of another kind")
-            raise self.spot.error(f"it must be a mapping, this is {kind}", "write `key: value` lines under it")
+            raise self.location.error(f"it must be a mapping, this is {kind}", "write `key: value` lines under it")
         found: dict[str, Value] = {}
         for key, node in self.node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
-                raise replace(self.spot, line=key.start_mark.line + 1).error("a key must be a text", "put it in quotes")
-            spot = self.spot.below(key.value, key)
-            name = Value(spot, key).text()
-            if name in found:
-                raise spot.error(
-                    f"the key is there twice, first in line {found[name].spot.line}", "drop one of the two"
+                raise replace(self.location, line=key.start_mark.line + 1).error(
+                    "a key must be a text", "put it in quotes"
                 )
-            found[name] = Value(spot, node)
+            location = self.location.below(key.value, key)
+            name = Value(location, key).text()
+            if name in found:
+                raise location.error(
+                    f"the key is there twice, first in line {found[name].location.line}", "drop one of the two"
+                )
+            found[name] = Value(location, node)
         return found
 
     def block(self, level: str, *more: str) -> Block:
@@ -210,9 +212,9 @@ class Value:
         found = self.entries()
         for name, value in found.items():
             if name not in known:
-                raise value.spot.error("unknown key", _nearest(name, known))
+                raise value.location.error("unknown key", _nearest(name, known))
         # A key without a value is one that is not given.
-        return Block(self.spot, {name: value for name, value in found.items() if value.kind != "null"})
+        return Block(self.location, {name: value for name, value in found.items() if value.kind != "null"})
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -224,12 +226,12 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 class Block:
     """A mapping whose keys are all known."""
 
-    spot: Spot
+    location: Location
     values: Mapping[str, Value]
 
     def missing(self, name: str, way_out: str) -> SettingError:
-        path = f"{self.spot.path}.{name}" if self.spot.path else name
-        return replace(self.spot, path=path).error("it is missing", way_out)
+        path = f"{self.location.path}.{name}" if self.location.path else name
+        return replace(self.location, path=path).error("it is missing", way_out)
 
     def need(self, name: str, way_out: str) -> Value:
         if name not in self.values:
@@ -240,7 +242,7 @@ class Block:
         """The block of that name; an absent one is empty."""
         if level in self.values:
             return self.values[level].block(level)
-        return Block(replace(self.spot, path=f"{self.spot.path}.{level}"), {})
+        return Block(replace(self.location, path=f"{self.location.path}.{level}"), {})
 
     def default(self, name: str) -> str:
         """For an error: that the value of ``name`` is not the file's own."""
@@ -262,9 +264,9 @@ class Block:
         given = self.values["env"].entries() if "env" in self.values else {}
         for name, value in given.items():
             if not name or "=" in name:
-                raise value.spot.error("a variable's name is not empty and has no =", "correct the name")
+                raise value.location.error("a variable's name is not empty and has no =", "correct the name")
             if name.startswith(_RESERVED_PREFIX) or name in _RESERVED_NAMES:
-                raise value.spot.error("each rank gets a value of its own in this variable", "drop it")
+                raise value.location.error("each rank gets a value of its own in this variable", "drop it")
         return MappingProxyType({name: value.text() for name, value in given.items()})
 
 
@@ -315,14 +317,14 @@ def read_document(path: str, option: str, block: str) -> Value:
         raise SettingError(
             option, file, f"it is larger than {MAX_BYTES} bytes", f"name the fdl.yml, or its {block} block alone"
         )
-    start = Spot(file, "", 1, option)
+    start = Location(file, "", 1, option)
     node = _compose(_decode(raw, start), start)
     if node is None or node.tag == f"{_TAG}null":
         raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
     return Value(replace(start, line=node.start_mark.line + 1), node)
 
 
-def _decode(raw: bytes, start: Spot) -> str:
+def _decode(raw: bytes, start: Location) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -330,7 +332,7 @@ def _decode(raw: bytes, start: Spot) -> str:
         raise replace(start, line=line).error("it is not UTF-8", "save it as UTF-8") from None
 
 
-def _compose(text: str, start: Spot) -> yaml.Node | None:
+def _compose(text: str, start: Location) -> yaml.Node | None:
     problem, line = "", 1
     node: yaml.Node | None = None
     try:

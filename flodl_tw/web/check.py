@@ -29,7 +29,7 @@ def check_hello(
         return {"admitted": True, "ranks": list(run.ledger.next_ranks(offer))}
     return {
         "admitted": False,
-        "word": refusal.word.word,
-        "retry": refusal.word.retry,
+        "word": refusal.code.value,
+        "retry": refusal.code.retry,
         "reason": refusal.reason,
     }

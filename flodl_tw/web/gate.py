@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.views import compact
 from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 
@@ -28,6 +29,11 @@ class Unfit:
 
     code: int
     error: str
+
+    @property
+    def end(self) -> ConnectionEnd:
+        """How its connection is counted to have ended."""
+        return ConnectionEnd[f"HTTP_{self.code}"]
 
     def response(self, *, head_only: bool = False) -> bytes:
         """The whole answer, for a connection that closes after it; HEAD gets no body."""

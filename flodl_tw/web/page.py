@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final
 
 from flodl_tw.controller import Controller
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.ledger import Member, rank_span
 from flodl_tw.core.views import join_commands
 from flodl_tw.core.window import Phase, StartMode
@@ -146,11 +147,11 @@ def _outcome(controller: Controller) -> str:
     return said
 
 
-def page(controller: Controller, endpoint: str, ended: Mapping[str, int]) -> str:
+def page(controller: Controller, endpoint: str, ended: Mapping[ConnectionEnd, int]) -> str:
     """The whole page.  ``endpoint`` is where the browser reached us; ``ended`` counts connections that got nowhere."""
     run = controller.run
     facts = "".join(_tag("dt", label) + _tag("dd", text) for label, text in _facts(run))
-    counts = ", ".join(f"{word} {count}" for word, count in sorted(ended.items()))
+    counts = ", ".join(f"{end} {count}" for end, count in sorted((end.value, count) for end, count in ended.items()))
     nowhere = _tag("p", f"Connections that got nowhere since the start: {counts}.") if ended else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="3">'

@@ -21,6 +21,7 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.web.abort import abort_run
 from flodl_tw.web.access import DeclinedError
 from flodl_tw.web.actions import start_run
@@ -36,12 +37,14 @@ ENDPOINTS: Final = (
 """What a client that asked for something else is told; ``fdl``'s two come first."""
 
 
-class Status:
+class StatusResource:
     """The endpoints.  ``ended`` counts connections that got nowhere; ``allowed_hosts`` are names for ``Host``."""
 
     app = Klein()
 
-    def __init__(self, controller: Controller, ended: Mapping[str, int], allowed_hosts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, controller: Controller, ended: Mapping[ConnectionEnd, int], allowed_hosts: tuple[str, ...] = ()
+    ) -> None:
         self.controller = controller
         self._ended = ended
         name = socket.gethostname().lower()
@@ -125,7 +128,7 @@ class Status:
 class StatusRequest(Request):
     """A request that tells its connection what has come of it, and closes it when it is answered."""
 
-    def __init__(self, connection: StatusConnection, channel: Any) -> None:
+    def __init__(self, connection: StatusProtocol, channel: Any) -> None:
         super().__init__(channel)
         self._connection = connection
 
@@ -159,18 +162,18 @@ class StatusSite(Site):
         pass
 
 
-class StatusChannel:
+class StatusFactory:
     """What all status connections share; the route of the HTTP magics."""
 
-    def __init__(self, front: FrontDoor, status: Status) -> None:
+    def __init__(self, front: FrontDoor, status: StatusResource) -> None:
         self.clock = front.clock
         self.limits = front.limits
         # The deadline is ours and in all, so the channel's own idle timeout is off.
         self.site = StatusSite(status.app.resource(), timeout=None, reactor=self.clock, parsePOSTFormSubmission=False)
 
-    def __call__(self, peeker: Peeker) -> StatusConnection:
+    def __call__(self, peeker: Peeker) -> StatusProtocol:
         """The route of each HTTP magic."""
-        return StatusConnection(self, peeker)
+        return StatusProtocol(self, peeker)
 
 
 class Stage(Enum):
@@ -181,10 +184,10 @@ class Stage(Enum):
     REFUSED = "refused"
 
 
-class StatusConnection:
+class StatusProtocol:
     """One HTTP connection, from its first byte to its answer.  What follows its one request is not read."""
 
-    def __init__(self, shared: StatusChannel, peeker: Peeker) -> None:
+    def __init__(self, shared: StatusFactory, peeker: Peeker) -> None:
         self._shared = shared
         self._peeker = peeker
         self._gate = RequestGate()
@@ -211,7 +214,7 @@ class StatusConnection:
             if closing and self._stage is Stage.READING:
                 # The parser has answered 400 by itself.
                 self._leave_reading(Stage.REFUSED)
-                self._peeker.dropped("http-400", "its HTTP request does not parse")
+                self._peeker.dropped(ConnectionEnd.HTTP_400, "its HTTP request does not parse")
                 self._peeker.close()
 
     def readConnectionLost(self) -> None:
@@ -237,7 +240,7 @@ class StatusConnection:
         if self._stage is not Stage.READING:
             return False
         self._leave_reading(Stage.ANSWERING)
-        self._peeker.decided()
+        self._peeker.identified()
         return True
 
     def _leave_reading(self, stage: Stage) -> None:
@@ -247,11 +250,11 @@ class StatusConnection:
 
     def _cut_off(self) -> None:
         self._leave_reading(Stage.REFUSED)
-        self._peeker.left("cut-off-request")
+        self._peeker.left(ConnectionEnd.CUT_OFF_REQUEST)
 
     def _refuse(self, unfit: Unfit) -> None:
         self._leave_reading(Stage.REFUSED)
-        self._peeker.dropped(f"http-{unfit.code}", unfit.error)
+        self._peeker.dropped(unfit.end, unfit.error)
         self._peeker.transport.write(unfit.response(head_only=self._gate.is_head))
         # The channel registered itself as a producer; a paused one would keep the connection open.
         IConsumer(self._peeker.transport).unregisterProducer()
@@ -263,4 +266,6 @@ class StatusConnection:
 
     def _expire(self) -> None:
         self._leave_reading(Stage.REFUSED)
-        self._peeker.drop("request-deadline", f"no whole HTTP request within {self._shared.limits.request} s")
+        self._peeker.drop(
+            ConnectionEnd.REQUEST_DEADLINE, f"no whole HTTP request within {self._shared.limits.request} s"
+        )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flodl_tw.agent.devices import Choice, Device, Gpu, Inventory, choose, numbered, without_gpus
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.errors import SettingError
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"

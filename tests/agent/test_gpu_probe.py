@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from flodl_tw.agent.devices import Gpu, Inventory
-from flodl_tw.agent.gpu_probe import MAX_ANSWER, Asking, installed_nccl, parse_amd, parse_nvidia
+from flodl_tw.agent.gpu_probe import MAX_ANSWER, Probe, installed_nccl, parse_amd, parse_nvidia
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 H100_ROW = f"0, {UUID}, NVIDIA H100 80GB HBM3, 81559, 9.0"
@@ -65,7 +65,7 @@ class Tools(unittest.TestCase):
         self.tool(name, f'cat "{self.folder}/{name}.out"', *lines)
 
     def inventory(self, timeout: float = 30.0) -> Inventory:
-        return Asking(self.environ).inventory(timeout)
+        return Probe(self.environ).inventory(timeout)
 
 
 class NvidiaSmi(Tools):
@@ -388,7 +388,7 @@ class Hanging(Tools):
         self.assertEqual([one.is_gone(0) for one in watched], [False, False])
         return watched
 
-    def ended(self, told: Path, asking: Asking, timeout: float) -> Inventory:
+    def ended(self, told: Path, asking: Probe, timeout: float) -> Inventory:
         watched = self.hanging(told)
         inventory = asking.inventory(timeout)
         self.assertFalse(Path(f"/proc/{watched[0].pid}").exists(), "the tool is a zombie")
@@ -398,7 +398,7 @@ class Hanging(Tools):
     def test_one_that_hangs_is_ended_at_the_deadline_with_its_children(self) -> None:
         told = self.hangs("nvidia-smi")
         before = time.monotonic()
-        inventory = self.ended(told, Asking(self.environ), 0.05)
+        inventory = self.ended(told, Probe(self.environ), 0.05)
         self.assertLess(time.monotonic() - before, 5)
         self.assertEqual(inventory, Inventory(None, (), ("nvidia-smi did not answer in time: no NVIDIA GPU is known",)))
 
@@ -407,14 +407,14 @@ class Hanging(Tools):
         done = self.folder / "done"
         os.mkfifo(done)
         self.prints("rocm-smi", json.dumps({"card0": MI300}), f'exec cat "{done}"')
-        asking = Asking(self.environ)
+        asking = Probe(self.environ)
         done.write_text("")
         self.assertEqual(self.ended(told, asking, 1.0).gpus, (MI300_GPU,))
 
     def test_one_that_nobody_needs_is_not_waited_for(self) -> None:
         told = self.hangs("rocm-smi")
         self.prints("nvidia-smi", H100_ROW)
-        self.assertEqual(self.ended(told, Asking(self.environ), 1000), Inventory("NVIDIA", (H100,)))
+        self.assertEqual(self.ended(told, Probe(self.environ), 1000), Inventory("NVIDIA", (H100,)))
 
     def test_the_second_question_has_no_deadline_of_its_own(self) -> None:
         self.tool(
@@ -431,7 +431,7 @@ class Hanging(Tools):
 
     def test_those_that_are_not_asked_for_an_answer_are_ended_too(self) -> None:
         told = self.hangs("nvidia-smi")
-        asking = Asking(self.environ)
+        asking = Probe(self.environ)
         watched = self.hanging(told)
         asking.close()
         self.assertEqual([one.is_gone(10) for one in watched], [True, True])

@@ -15,7 +15,7 @@ from flodl_tw.agent.outcome import (
     stopped,
     transient,
 )
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode
 
 RETRIED = {"window-closed", "duplicate-host", "run-mismatch"}
 OTHER_WORDS = (
@@ -55,13 +55,13 @@ class TestStatuses(unittest.TestCase):
                 self.assertEqual((outcome.status, outcome.retry, outcome.of_rank), (status, retry, of_rank))
 
     def test_each_word_of_a_reject_is_1_where_it_may_end_by_itself_and_2_elsewhere(self) -> None:
-        for word in Word:
-            with self.subTest(word.word):
+        for word in RefusalCode:
+            with self.subTest(word.value):
                 outcome = rejected(Refusal(word, "both sides: and a colon").reason)
-                worth = word.word in RETRIED
+                worth = word.value in RETRIED
                 self.assertEqual((outcome.status, outcome.retry), (1, True) if worth else (2, False))
                 self.assertEqual(
-                    outcome.text, f"the controller refuses this host: {word.word}: both sides: and a colon"
+                    outcome.text, f"the controller refuses this host: {word.value}: both sides: and a colon"
                 )
 
     def test_a_word_alone_is_known_too(self) -> None:

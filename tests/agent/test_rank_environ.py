@@ -9,8 +9,8 @@ from typing import Any
 from flodl_tw.agent.rank_environ import (
     MAX_DEPTH,
     MAX_VARIABLE,
+    Assignment,
     Group,
-    Seat,
     rank_environ,
     read_envelope,
     read_relay_spec,
@@ -117,7 +117,7 @@ def hexed(value: Any) -> str:
     return json.dumps(value).encode().hex()
 
 
-def read(envelope_hex: str, data_path: str | None = None, gpu_ram_share: float | None = None) -> Seat:
+def read(envelope_hex: str, data_path: str | None = None, gpu_ram_share: float | None = None) -> Assignment:
     return read_envelope(envelope_hex, devices=2, dialed=DIALED, data_path=data_path, gpu_ram_share=gpu_ram_share)
 
 
@@ -135,9 +135,9 @@ class EnvelopeTests(unittest.TestCase):
         return str(caught.exception)
 
     def test_a_good_one_is_a_seat(self) -> None:
-        seat = read(hexed(envelope(flodl_tw=GROUP)))
+        assignment = read(hexed(envelope(flodl_tw=GROUP)))
         self.assertEqual(
-            (seat.host, seat.ranks, seat.world_size, seat.num_workers, seat.group),
+            (assignment.host, assignment.ranks, assignment.world_size, assignment.num_workers, assignment.group),
             ("gpu-b", (2, 3), 4, 2, Group(1, 2, "night 7", False)),
         )
 
@@ -146,9 +146,11 @@ class EnvelopeTests(unittest.TestCase):
         for host in ("a", "b"):
             ledger.admit(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
         world = World(tuple(ledger.roster()), bytes.fromhex(SALT), LaunchSettings(relay=RelaySettings()))
-        member, ranks = world.seats[1]
-        seat = read(world.envelope_hex(member, ranks, "head", 1))
-        self.assertEqual((seat.host, seat.ranks, seat.world_size, seat.num_workers), ("b", (2, 3), 4, 2))
+        member, ranks = world.assignments[1]
+        assignment = read(world.envelope_hex(member, ranks, "head", 1))
+        self.assertEqual(
+            (assignment.host, assignment.ranks, assignment.world_size, assignment.num_workers), ("b", (2, 3), 4, 2)
+        )
         spec_hex = world.relay_spec_hex(member, ranks, "head", 1)
         assert spec_hex is not None
         spec = json.loads(bytes.fromhex(read_relay_spec(spec_hex, DIALED)))
@@ -156,8 +158,8 @@ class EnvelopeTests(unittest.TestCase):
 
     def test_it_names_the_controller_as_it_was_dialed_and_keeps_the_rest(self) -> None:
         given = envelope(flodl_tw={**GROUP, "more": [1.5]}, rank_resources=True, later={"x": None, "ü": "ü"})
-        seat = read(hexed(given))
-        self.assertEqual(seat.envelope, {**given, "controller": {"host": "10.0.0.100", "port": 29500}})
+        assignment = read(hexed(given))
+        self.assertEqual(assignment.envelope, {**given, "controller": {"host": "10.0.0.100", "port": 29500}})
 
     def test_the_hosts_own_settings_win_over_the_controllers(self) -> None:
         given = worker(data_path="/theirs", gpu_ram_share=0.9, arch="cu128")
@@ -167,11 +169,11 @@ class EnvelopeTests(unittest.TestCase):
             ("", 0.5, ("", 0.5)),
         ):
             with self.subTest(data_path=data_path, share=share):
-                seat = read(hexed(given), data_path, share)
+                assignment = read(hexed(given), data_path, share)
                 self.assertEqual(
-                    (seat.envelope["worker"]["data_path"], seat.envelope["worker"]["gpu_ram_share"]), right
+                    (assignment.envelope["worker"]["data_path"], assignment.envelope["worker"]["gpu_ram_share"]), right
                 )
-                self.assertEqual(seat.envelope["worker"]["arch"], "cu128")
+                self.assertEqual(assignment.envelope["worker"]["arch"], "cu128")
         self.assertNotIn("data_path", read(hexed(envelope())).envelope["worker"])
 
     def test_a_real_launchers_has_no_group(self) -> None:
@@ -196,7 +198,7 @@ class EnvelopeTests(unittest.TestCase):
         ledger.admit(Offer(Hello("b", b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
         for store in (False, True):
             world = World(tuple(ledger.roster()), bytes.fromhex(SALT), run_id="night 7", store=store)
-            member, ranks = world.seats[0]
+            member, ranks = world.assignments[0]
             group = read(world.envelope_hex(member, ranks, "head", 1)).group
             self.assertEqual(group, Group(0, 1, "night 7", store=store, reports=True))
 
@@ -323,11 +325,11 @@ class RankTests(unittest.TestCase):
         self.stored = read(hexed(envelope(flodl_tw={**GROUP, "store": True})))
 
     def test_flodls_variables_are_set_for_every_rank(self) -> None:
-        for seat in (self.bare, self.grouped, self.stored):
+        for assignment in (self.bare, self.grouped, self.stored):
             for index in (0, 1):
-                with self.subTest(seat=seat, index=index):
-                    environ = rank_environ(KEPT, seat, index, "GPU-8932f937")
-                    self.assertEqual(told(environ), seat.envelope)
+                with self.subTest(assignment=assignment, index=index):
+                    environ = rank_environ(KEPT, assignment, index, "GPU-8932f937")
+                    self.assertEqual(told(environ), assignment.envelope)
                     self.assertEqual(told(environ)["salt"], SALT)
                     self.assertEqual(environ["FLODL_INTERNAL_LOCAL_RANK"], str(index))
                     self.assertEqual(environ["FLODL_HOST_NAME"], "gpu-b")
@@ -366,18 +368,18 @@ class RankTests(unittest.TestCase):
 
     def test_an_error_file_is_the_ranks_own_or_nobodys(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS}
-        for seat in (self.bare, self.grouped, self.stored):
-            with self.subTest(seat=seat):
-                environ = rank_environ(base, seat, 1, "5", "/run/errors/rank.003.json")
+        for assignment in (self.bare, self.grouped, self.stored):
+            with self.subTest(assignment=assignment):
+                environ = rank_environ(base, assignment, 1, "5", "/run/errors/rank.003.json")
                 self.assertEqual(environ["TORCHELASTIC_ERROR_FILE"], "/run/errors/rank.003.json")
-                self.assertNotIn("TORCHELASTIC_ERROR_FILE", rank_environ(base, seat, 1, "5"))
+                self.assertNotIn("TORCHELASTIC_ERROR_FILE", rank_environ(base, assignment, 1, "5"))
 
     def test_the_masters_address_is_left_alone_where_it_has_none(self) -> None:
-        for seat in (self.bare, self.grouped):
-            with self.subTest(seat=seat):
-                environ = rank_environ(MASTER, seat, 1, "5")
+        for assignment in (self.bare, self.grouped):
+            with self.subTest(assignment=assignment):
+                environ = rank_environ(MASTER, assignment, 1, "5")
                 self.assertEqual({name: environ[name] for name in MASTER}, MASTER)
-                self.assertFalse(MASTER.keys() & rank_environ({}, seat, 1, "5").keys())
+                self.assertFalse(MASTER.keys() & rank_environ({}, assignment, 1, "5").keys())
 
     def test_threads_are_limited_where_several_ranks_share_a_host_and_nobody_said_how(self) -> None:
         alone = read_envelope(
@@ -387,7 +389,7 @@ class RankTests(unittest.TestCase):
             data_path=None,
             gpu_ram_share=None,
         )
-        for seat, base, right in (
+        for assignment, base, right in (
             (self.grouped, {}, "1"),
             (self.grouped, {"OMP_NUM_THREADS": "8"}, "8"),
             (self.grouped, {"OMP_NUM_THREADS": ""}, ""),
@@ -395,8 +397,8 @@ class RankTests(unittest.TestCase):
             (alone, {"OMP_NUM_THREADS": "8"}, "8"),
             (self.bare, {}, None),
         ):
-            with self.subTest(seat=seat, base=base):
-                self.assertEqual(rank_environ(base, seat, 0, "0").get("OMP_NUM_THREADS"), right)
+            with self.subTest(assignment=assignment, base=base):
+                self.assertEqual(rank_environ(base, assignment, 0, "0").get("OMP_NUM_THREADS"), right)
 
     def test_nothing_of_another_launcher_or_of_the_operators_is_left(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS, **MASTER, **SECRET, **MASKS, "CUDA_VISIBLE_DEVICES": "4,5"}

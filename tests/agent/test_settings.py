@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flodl_tw.agent.devices import Device
-from flodl_tw.agent.settings import AgentSettings, Placed, Texts, environment_name, find_program, read_settings
+from flodl_tw.agent.settings import AgentSettings, Placed, Texts, environment_name, find_program, read_agent_settings
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.window import SettingError
 
 TOKEN = "00112233445566778899aabbccddeeff"
 OTHER = "ffeeddccbbaa99887766554433221100"
@@ -75,7 +75,7 @@ class SettingsTestCase(unittest.TestCase):
     ) -> tuple[AgentSettings, list[str]]:
         """Settings and warnings."""
         given = {"controller": "10.0.0.100", **(options or {})}
-        return read_settings(given, more.pop("program", [sys.executable]), environ or {}, **more)
+        return read_agent_settings(given, more.pop("program", [sys.executable]), environ or {}, **more)
 
     def settings(
         self, options: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, **more: Any

@@ -14,9 +14,10 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
-from flodl_tw.channels.forward import LOG_EVERY_SECS, DeathWatch, ForwardChannel, Leg
+from flodl_tw.channels.forward import LOG_EVERY_SECS, DeathWatch, ForwardFactory, Leg
 from flodl_tw.channels.front_door import FrontDoor
-from flodl_tw.core.window import SettingError
+from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.wire import DATA_MAGIC
 from flodl_tw.limits import Limits
 from flodl_tw.testing import FakeTransport
@@ -79,7 +80,7 @@ class ForwardTestCase(PumpedTestCase):
     def build(self, **door: Any) -> None:
         """A door, and a port that it listens on."""
         self.front = FrontDoor(self.reactor, Limits(), **door)
-        self.front.routes = {DATA_MAGIC: ForwardChannel(self.front, self.reactor, "data", "tcp:10.0.0.9:7001")}
+        self.front.routes = {DATA_MAGIC: ForwardFactory(self.front, self.reactor, "data", "tcp:10.0.0.9:7001")}
         self.port = FakePort()
         self.front.port = self.port
 
@@ -170,7 +171,7 @@ class Connecting(ForwardTestCase):
         self.answer()
         self.reactor.advance(100_000)
         self.assertFalse(dialer.lost)
-        self.assertEqual(len(self.front.undecided), 0)
+        self.assertEqual(len(self.front.pending), 0)
 
     def test_the_deadline_resets_the_dialer_and_gives_the_attempt_up(self) -> None:
         dialer = self.dial(DATA_MAGIC)
@@ -180,7 +181,7 @@ class Connecting(ForwardTestCase):
         self.reactor.advance(0)
         self.assertTrue(dialer.aborted)
         self.assertTrue(self.stopped())
-        self.assertEqual(self.front.ended["backend-unreachable"], 1)
+        self.assertEqual(self.front.ended[ConnectionEnd.BACKEND_UNREACHABLE], 1)
         line = self.line("data channel's backend tcp:10.0.0.9:7001", level=LogLevel.warn)
         self.assertIn("5 s", line)
         self.assertNotIn("IPv4Address", line)
@@ -191,7 +192,7 @@ class Connecting(ForwardTestCase):
         self.refuse()
         self.reactor.advance(0)
         self.assertTrue(dialer.aborted)
-        self.assertEqual(self.front.ended["backend-unreachable"], 1)
+        self.assertEqual(self.front.ended[ConnectionEnd.BACKEND_UNREACHABLE], 1)
         self.assertEqual(len(self.front), 0)
         self.assert_nothing_waits()
 
@@ -209,7 +210,7 @@ class Connecting(ForwardTestCase):
         self.dial(DATA_MAGIC)
         self.refuse()
         self.assertIn(" 4 dials", self.line("cannot be reached"))
-        self.assertEqual(self.front.ended["backend-unreachable"], 5)
+        self.assertEqual(self.front.ended[ConnectionEnd.BACKEND_UNREACHABLE], 5)
 
     def test_a_dialer_that_leaves_takes_the_attempt_with_it_in_silence(self) -> None:
         for why in (ConnectionDone(), ConnectionLost()):
@@ -219,7 +220,7 @@ class Connecting(ForwardTestCase):
             del dialer
         self.reactor.advance(10)
         self.assert_silent()
-        self.assertEqual(self.front.ended["backend-unreachable"], 0)
+        self.assertEqual(self.front.ended[ConnectionEnd.BACKEND_UNREACHABLE], 0)
         self.assertEqual(len(self.front), 0)
         self.assert_nothing_waits()
 
@@ -236,7 +237,7 @@ class Connecting(ForwardTestCase):
     def test_an_endpoint_that_is_none_is_refused_with_its_option(self) -> None:
         for text in ("", "tcp", "tcp:only-a-host", "nonsense:1", "tcp:host:port", "unix"):
             with self.assertRaises(SettingError, msg=text) as caught:
-                ForwardChannel(self.front, self.reactor, "control", text)
+                ForwardFactory(self.front, self.reactor, "control", text)
             self.assertTrue(str(caught.exception).startswith("--control"), str(caught.exception))
 
 

@@ -18,7 +18,7 @@ from flodl_tw.core.wire import (
     STORE_MAGIC,
 )
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, Limits
-from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
+from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import PumpedTestCase, window
 
 GET = b"GET /state.json HTTP/1.1\r\nHost: 10.0.0.100\r\n\r\n"
@@ -28,7 +28,7 @@ METHODS |= {b"DELE": "DELETE", b"PATC": "PATCH"}
 DIALS = (
     *((magic, f"{METHODS[magic]} /start HTTP/1.1\r\nHost: 10.0.0.100\r\n\r\n".encode()) for magic in HTTP_MAGICS),
     (b"GET ", GET),
-    (JOIN_MAGIC, HostTalk().hello(make_hello())),
+    (JOIN_MAGIC, SimulatedClient().hello(make_hello())),
     *((magic, magic + b"and what follows") for magic in UNSERVED),
     (b"SSH-", b"SSH-2.0-OpenSSH_9.6\r\n"),
     (b"\x16\x03\x01\x00", b"\x16\x03\x01\x00\xa5TLS"),
@@ -74,7 +74,7 @@ class SplitTests(PumpedTestCase):
             self.assertIsInstance(accept, Accept)
             answer = repr((accept.ranks, accept.formation_wait_secs)).encode()
         lines = self.lines()
-        ended = dict(door.front.ended)
+        ended = dict(door.ends())
         state = door.state()
         dial.reset()
         return answer, dial.closed, lines, ended, state
@@ -91,7 +91,7 @@ class SplitTests(PumpedTestCase):
                     self.assertEqual(self.outcome(parts), expected, f"{magic!r} cut at {cuts}")
 
     def test_a_hello_and_a_request_may_be_cut_anywhere(self) -> None:
-        for _, whole in ((JOIN_MAGIC, HostTalk().hello(make_hello())), (b"GET ", GET)):
+        for _, whole in ((JOIN_MAGIC, SimulatedClient().hello(make_hello())), (b"GET ", GET)):
             expected = self.outcome([whole])
             for cut in range(1, len(whole)):
                 self.assertEqual(self.outcome([whole[:cut], whole[cut:]]), expected, f"{whole!r} cut at {cut}")
@@ -125,7 +125,7 @@ class SplitTests(PumpedTestCase):
 
     def test_join_bytes_in_a_request_and_a_request_in_a_join_reach_nobody_else(self) -> None:
         door = ClockedController()
-        body = HostTalk().hello(make_hello())
+        body = SimulatedClient().hello(make_hello())
         answer = door.http(b"POST /start HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         self.assertTrue(answer.startswith(b"HTTP/1.1 403 "))
         dial = door.dial()
@@ -162,7 +162,7 @@ class DropTests(PumpedTestCase):
             self.assertEqual(dial.received(), b"")
             self.line("10.0.0.5:4711", reason, level=LogLevel.info)
             self.assertEqual(len(self.lines()), 1)
-            self.assertEqual(self.door.front.ended, {word: 1})
+            self.assertEqual(self.door.ends(), {word: 1})
 
     def test_only_what_looks_like_an_old_torch_is_told_which_torch_is_needed(self) -> None:
         for sent, told in ((b"\3\5\0\0", True), (b"\3\0\0\0", True), (b"\3\5\0\1", False), (b"\4\5\0\0", False)):
@@ -202,11 +202,11 @@ class DropTests(PumpedTestCase):
     def test_a_second_chunk_after_a_drop_does_nothing(self) -> None:
         dial = self.door.dial("10.0.0.5")
         dial.send(b"SSH-")
-        dial.send(HostTalk().hello(make_hello()))
+        dial.send(SimulatedClient().hello(make_hello()))
         dial.send(b"SSH-")
         self.door.turn()
         self.assertEqual(len(self.lines()), 1)
-        self.assertEqual(self.door.front.ended, {"unknown-channel": 1})
+        self.assertEqual(self.door.ends(), {"unknown-channel": 1})
         self.assertEqual(self.door.state()["joined_hosts"], 0)
 
     def test_a_probe_of_fewer_than_four_bytes_is_counted_and_logged_at_debug_alone(self) -> None:
@@ -222,11 +222,11 @@ class DropTests(PumpedTestCase):
         self.door.clock.advance(60)
         self.assertEqual(self.lines(), [])
         self.assertEqual(len(self.lines(LogLevel.debug)), 8)
-        self.assertEqual(self.door.front.ended, {"before-channel": 8})
-        self.assertEqual((len(self.door.front), len(self.door.front.undecided)), (0, 0))
+        self.assertEqual(self.door.ends(), {"before-channel": 8})
+        self.assertEqual((len(self.door.front), len(self.door.front.pending)), (0, 0))
 
     def test_a_cut_off_hello_is_counted_and_logged_at_debug_alone(self) -> None:
-        whole = HostTalk().hello(make_hello())
+        whole = SimulatedClient().hello(make_hello())
         count = 0
         for end in (FakeDial.hang_up, FakeDial.reset):
             for cut in (4, 5, 8, 27, 28, 29, len(whole) - 1):
@@ -238,7 +238,7 @@ class DropTests(PumpedTestCase):
                 self.assertTrue(dial.closed, cut)
         self.door.clock.advance(60)
         self.assertEqual(self.lines(), [])
-        self.assertEqual(self.door.front.ended, {"cut-off-hello": count})
+        self.assertEqual(self.door.ends(), {"cut-off-hello": count})
 
     def test_a_cut_off_request_is_counted_however_it_ends(self) -> None:
         count = 0
@@ -252,7 +252,7 @@ class DropTests(PumpedTestCase):
                 self.assertEqual((dial.received(), dial.closed), (b"", True), sent)
         self.door.clock.advance(60)
         self.assertEqual(self.lines(), [])
-        self.assertEqual(self.door.front.ended, {"cut-off-request": count})
+        self.assertEqual(self.door.ends(), {"cut-off-request": count})
 
     def test_a_thousand_probes_change_nothing(self) -> None:
         before = self.door.state()
@@ -263,8 +263,8 @@ class DropTests(PumpedTestCase):
         self.door.turn()
         self.assertEqual(self.lines(), [])
         self.assertEqual(self.door.state(), before)
-        self.assertEqual(sum(self.door.front.ended.values()), 1000)
-        self.assertEqual((len(self.door.front), len(self.door.front.undecided)), (0, 0))
+        self.assertEqual(sum(self.door.ends().values()), 1000)
+        self.assertEqual((len(self.door.front), len(self.door.front.pending)), (0, 0))
 
 
 class HalfCloseTests(PumpedTestCase):
@@ -307,7 +307,7 @@ class HalfCloseTests(PumpedTestCase):
         (reject,) = dial.messages()
         self.assertTrue(reject.reason.startswith("bad-host: "))
         self.assertTrue(dial.closed)
-        self.assertEqual(door.front.ended, {})
+        self.assertEqual(door.ends(), {})
 
 
 class CapacityTests(PumpedTestCase):

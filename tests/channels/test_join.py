@@ -19,12 +19,12 @@ from flodl_tw.core.messages import (
     encode_join,
     join_payload,
 )
-from flodl_tw.core.refusals import Word
+from flodl_tw.core.refusals import RefusalCode
 from flodl_tw.core.reports import RankError, report_payload
 from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, encode_frame
 from flodl_tw.limits import Limits
 from flodl_tw.run import RunSettings
-from flodl_tw.testing import ClockedController, FakeDial, HostTalk, make_hello
+from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 
 OTHER_TOKEN = bytes(range(16))
@@ -140,9 +140,9 @@ class TableTests(PumpedTestCase):
             self.assertEqual(answers, [], context)
         self.assertEqual(dial.closed, not accepted, context)
         self.assertEqual(door.state()["joined_hosts"], int(accepted), context)
-        self.assertEqual(len(door.front.undecided), 0, context)
+        self.assertEqual(len(door.front.pending), 0, context)
         counted = {row.word: 1} if not row.answer else {}
-        self.assertEqual(door.front.ended, counted, context)
+        self.assertEqual(door.ends(), counted, context)
         expected = row.open_line if row.open_line is not None and token is None else row.line
         self.assertEqual(len(self.lines()), bool(expected), f"{context}: {self.lines()}")
         if expected:
@@ -263,7 +263,7 @@ class AnswerTests(PumpedTestCase):
         self.assertEqual(door.state(), before)
 
     def test_every_word_is_lower_case_and_hyphenated(self) -> None:
-        words = [word.word for word in Word]
+        words = [word.value for word in RefusalCode]
         self.assertEqual(len(set(words)), len(words))
         for word in words:
             self.assertRegex(word, r"\A[a-z]+(-[a-z]+)*\Z")
@@ -348,7 +348,7 @@ class DeadlineTests(PumpedTestCase):
             self.assertEqual(dial.received(), b"")
             self.line("10.0.0.1:4711", "no whole hello within 10 s", level=LogLevel.info)
             self.assertEqual(len(self.lines()), 1)
-            self.assertEqual(door.front.ended, {"hello-deadline": 1})
+            self.assertEqual(door.ends(), {"hello-deadline": 1})
 
     def test_bytes_now_and_then_buy_no_time(self) -> None:
         door = ClockedController()
@@ -389,7 +389,7 @@ def later_kind(kind: FrameKind) -> Callable[[FakeDial], bytes]:
     return lambda dial: encode_frame(dial.talk.salt, 4, kind, join_payload(RankExited(0, 0), 4))
 
 
-def reported(talk: HostTalk, payload: bytes) -> bytes:
+def reported(talk: SimulatedClient, payload: bytes) -> bytes:
     return encode_frame(talk.salt or ZERO_KEY, 4, FrameKind.REPORT, payload)
 
 

@@ -8,7 +8,7 @@ from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, RendezvousHello, Role, RoleGiven, Uid
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameKind, encode_frame
 from flodl_tw.run import OnLoss
-from flodl_tw.testing import ClockedController, FakeDial, RankTalk
+from flodl_tw.testing import ClockedController, FakeDial, RankClient
 from tests.pumped import PumpedTestCase, window
 
 UID = Uid(bytes(range(128)))
@@ -20,7 +20,7 @@ class Rank:
     """A rank that dials the rendezvous."""
 
     def __init__(self, world: FormedWorld, rank: int, host: str | None = None, *, salt: bytes | None = None) -> None:
-        self.talk = RankTalk(world.salt if salt is None else salt, world.version)
+        self.talk = RankClient(world.salt if salt is None else salt, world.version)
         self.dial = world.controller.dial(f"10.0.1.{rank + 1}")
         self.dial.send(self.talk.hello(rank, OWNERS[rank] if host is None else host))
 
@@ -105,7 +105,7 @@ class MeetingTests(RendezvousTestCase):
         world = FormedWorld()
         Rank(world, 0)
         Rank(world, 1)
-        talk = RankTalk(world.salt)
+        talk = RankClient(world.salt)
         dial = world.controller.dial()
         for byte in talk.hello(2, "b"):
             dial.send(bytes((byte,)))
@@ -142,11 +142,11 @@ class AloneTests(RendezvousTestCase):
 
     def test_each_of_these_is_closed_without_a_word_and_with_one_line(self) -> None:
         world = FormedWorld()
-        talk = RankTalk(world.salt)
+        talk = RankClient(world.salt)
         for what, data, said in (
             ("noise", RENDEZVOUS_MAGIC + b"\xff" * 40, "frame magic"),
-            ("another salt", RENDEZVOUS_MAGIC + RankTalk(bytes(16)).hello(0, "a")[4:], "does not verify"),
-            ("another version", RankTalk(world.salt, 2).hello(0, "a"), "version 2"),
+            ("another salt", RENDEZVOUS_MAGIC + RankClient(bytes(16)).hello(0, "a")[4:], "does not verify"),
+            ("another version", RankClient(world.salt, 2).hello(0, "a"), "version 2"),
             ("another kind", RENDEZVOUS_MAGIC + encode_frame(world.salt, 4, FrameKind.JOIN, b"\0"), "join frame"),
             ("no message", RENDEZVOUS_MAGIC + encode_frame(world.salt, 4, FrameKind.RENDEZVOUS, b"\x09"), "no rendez"),
             ("a Uid first", RENDEZVOUS_MAGIC + talk.frame(UID), "Uid out of its turn"),
@@ -166,10 +166,10 @@ class AloneTests(RendezvousTestCase):
     def test_a_dial_before_a_world_has_formed_is_closed(self) -> None:
         controller = ClockedController(native_rendezvous=True)
         dial = controller.dial()
-        dial.send(RankTalk(TOKEN).hello(0, "a"))
+        dial.send(RankClient(TOKEN).hello(0, "a"))
         controller.turn()
         self.assertTrue(dial.closed)
-        self.assertEqual(controller.front.ended["rendezvous-early"], 1)
+        self.assertEqual(controller.ends()["rendezvous-early"], 1)
 
     def test_a_hello_has_thirty_seconds(self) -> None:
         world = FormedWorld()
@@ -218,14 +218,14 @@ class FailureTests(RendezvousTestCase):
         world = FormedWorld()
         Rank(world, 0)
         dial = world.controller.dial()
-        dial.send(RankTalk(world.salt).hello(3, "b"))
+        dial.send(RankClient(world.salt).hello(3, "b"))
         self.assert_failed(world, "rank 3")
 
     def test_another_dataset_fails_it(self) -> None:
         world = FormedWorld()
         Rank(world, 0)
         dial = world.controller.dial()
-        dial.send(RankTalk(world.salt).hello(1, "a", b"\1" * 32))
+        dial.send(RankClient(world.salt).hello(1, "a", b"\1" * 32))
         self.assert_failed(world, "dataset signature 01010101…", "00000000…")
 
     def test_a_generator_that_dies_after_its_role_fails_it(self) -> None:
@@ -259,7 +259,7 @@ class FailureTests(RendezvousTestCase):
     def test_it_fails_the_run_under_continue_too(self) -> None:
         world = FormedWorld(on_loss=OnLoss.CONTINUE)
         dial = world.controller.dial()
-        dial.send(RankTalk(world.salt).hello(7, "b"))
+        dial.send(RankClient(world.salt).hello(7, "b"))
         self.assert_failed(world, "rank 7")
 
     def test_a_failed_run_lets_go_of_the_ranks_that_wait(self) -> None:
@@ -300,7 +300,7 @@ class OverTests(RendezvousTestCase):
         world.hosts["b"].reset()
         world.controller.turn()
         self.assertEqual((gathering.dial.closed, silent.closed), (True, True))
-        self.assertEqual(world.controller.front.undecided.__len__(), 0)
+        self.assertEqual(world.controller.front.pending.__len__(), 0)
 
 
 class IsolationTests(RendezvousTestCase):
@@ -331,7 +331,7 @@ class IsolationTests(RendezvousTestCase):
     def test_a_connection_of_the_run_before_cannot_touch_this_one(self) -> None:
         world = FormedWorld(token=TOKEN, after_run=AfterRun.REARM)
         half = world.controller.dial()
-        talk = RankTalk(world.salt)
+        talk = RankClient(world.salt)
         half.send(talk.hello(0, "a")[:20])
         for dial in world.hosts.values():
             dial.send(b"".join(dial.talk.exited(rank) for rank in dial.talk.ranks))

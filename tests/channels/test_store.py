@@ -73,14 +73,14 @@ class StoringTestCase(PumpedTestCase):
     def assert_refused(self, door: ClockedController, address: str, *why: str) -> None:
         """The client is closed at once, and a line says so."""
         self.forget()
-        before = door.front.ended["store-refused"]
+        before = door.ends()["store-refused"]
         client = self.client(door, address, PING)
         self.assertTrue(client.transport.aborted, address)
         self.assertEqual(client.received(), b"")
         door.turn()
         self.assertTrue(client.closed)
         self.line("dropped", address, "on the store channel", *why, level=LogLevel.info)
-        self.assertEqual(door.front.ended["store-refused"], before + 1)
+        self.assertEqual(door.ends()["store-refused"], before + 1)
 
     def assert_let_in(self, door: ClockedController, address: str) -> None:
         client = self.client(door, address, PING)
@@ -157,7 +157,7 @@ class TestWhoGetsIn(StoringTestCase):
         door.turn()
         self.assertTrue(client.closed)
         self.line("dropped 10.0.0.1:5000: nothing serves the store channel in this run")
-        self.assertEqual(dict(door.front.ended), {"unserved-channel": 1})
+        self.assertEqual(dict(door.ends()), {"unserved-channel": 1})
 
 
 class TestRefusedOften(StoringTestCase):
@@ -170,14 +170,14 @@ class TestRefusedOften(StoringTestCase):
             door.clock.advance(1 - 1e-6)
         self.assertEqual(len(self.lines()), 1)
         self.line("dropped 10.0.0.9:5000")
-        self.assertEqual(door.front.ended["store-refused"], 60)
+        self.assertEqual(door.ends()["store-refused"], 60)
         door.clock.advance(1)
         self.client(door, "10.0.0.9")
         self.assertEqual(len(self.lines()), 2)
         self.client(door, "10.0.0.8")
         self.client(door, "10.0.0.9")
         self.assertEqual(len(self.lines()), 3)
-        self.assertEqual(door.front.ended["store-refused"], 63)
+        self.assertEqual(door.ends()["store-refused"], 63)
 
     def test_what_is_remembered_of_addresses_is_bounded(self) -> None:
         door = self.formed()
@@ -194,7 +194,7 @@ class TestRefusedOften(StoringTestCase):
         client = self.client(door, "10.0.0.9", q(Opcode.SET, b"/k", b"v"))
         door.turn()
         self.assertTrue(client.closed)
-        self.assertEqual(len(door.front.undecided), 0)
+        self.assertEqual(len(door.front.pending), 0)
         view = self.view(door)
         self.assertEqual((view["connected"], view["keys"]), (0, 0))
         door.clock.advance(5)
@@ -279,7 +279,7 @@ class TestWaits(StoringTestCase):
     def test_who_waits_for_hours_is_left_alone(self) -> None:
         door = self.formed()
         client = self.client(door, data=many(Opcode.WAIT, b"/k"))
-        self.assertEqual(len(door.front.undecided), 0)
+        self.assertEqual(len(door.front.pending), 0)
         door.clock.advance(100 * 3600)
         self.assertFalse(client.closed)
         self.assertFalse(client.transport.disconnecting)
@@ -380,7 +380,7 @@ class TestBreach(StoringTestCase):
                 door.turn()
                 self.assertTrue(client.closed)
                 self.assertEqual(client.received(), b"")
-                self.assertEqual(dict(door.front.ended), {"store-closed": 1})
+                self.assertEqual(dict(door.ends()), {"store-closed": 1})
                 self.assertEqual(len(self.lines()), 1)
                 self.assertFalse(waiter.closed)
                 waiter.send(PING)

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseNeverReceived
 
-from flodl_tw.cli.client import Answer, Controller, ForeignAnswerError, NoAnswerError, ask
+from flodl_tw.cli.client import Answer, ControllerAddress, ForeignAnswerError, NoAnswerError, ask
 from flodl_tw.cli.http_client import make_http
 from tests.pumped import TOKEN
 
@@ -27,7 +27,7 @@ WHAT_TO_CHECK = (
 class Dialed:
     """A real client on a reactor in memory, with one question under way."""
 
-    def __init__(self, controller: Controller, *, method: str = "GET", **options: Any) -> None:
+    def __init__(self, controller: ControllerAddress, *, method: str = "GET", **options: Any) -> None:
         self.reactor = MemoryReactorClock()
         question = ask(make_http(self.reactor), controller, method, "/state.json", **options)
         self.answer: Deferred[Answer] = Deferred.fromCoroutine(question)
@@ -55,9 +55,9 @@ class Dialed:
 
 
 class AskTestCase(SynchronousTestCase):
-    here = Controller("127.0.0.1", 29500, None)
+    here = ControllerAddress("127.0.0.1", 29500, None)
 
-    def dial(self, controller: Controller | None = None, **options: Any) -> Dialed:
+    def dial(self, controller: ControllerAddress | None = None, **options: Any) -> Dialed:
         dialed = Dialed(controller or self.here, **options)
         dialed.connect()
         return dialed
@@ -81,7 +81,7 @@ class RequestTests(AskTestCase):
         self.assertEqual(sorted(headers), [b"Accept: application/json", b"Connection: close", b"Host: 127.0.0.1:29500"])
 
     def test_the_token_goes_in_a_header_of_a_post_alone(self) -> None:
-        told = Controller("ctl", 29500, TOKEN)
+        told = ControllerAddress("ctl", 29500, TOKEN)
         sent = self.dial(told, method="POST", body={"a": "ü"}).sent()
         self.assertIn(b"\r\nAuthorization: Bearer 00112233445566778899aabbccddeeff\r\n", sent)
         self.assertNotIn(TOKEN.hex().encode(), sent.split(b"\r\n")[0])
@@ -98,13 +98,13 @@ class RequestTests(AskTestCase):
             ("fe80::1%eth0", "http://[fe80::1%eth0]:29500", b"[fe80::1]:29500"),
             ("bücher.example", "http://xn--bcher-kva.example:29500", b"xn--bcher-kva.example:29500"),
         ):
-            controller = Controller(host, 29500, None)
+            controller = ControllerAddress(host, 29500, None)
             self.assertEqual(controller.url, url)
             self.assertIn(b"\r\nHost: " + header + b"\r\n", self.dial(controller).sent())
 
     def test_a_name_that_is_none_dials_nobody(self) -> None:
         for host in ("a?b", "a b", "user@ctl", "a#b", "x" * 64, "a..b", "a\nb", ""):
-            dialed = Dialed(Controller(host, 29500, None))
+            dialed = Dialed(ControllerAddress(host, 29500, None))
             self.assertEqual(dialed.reactor.tcpClients, [])
             self.assertIn("the name is none that can be looked up", self.no_answer(dialed))
 
@@ -180,7 +180,7 @@ class AnswerTests(AskTestCase):
         self.assertEqual(self.successResultOf(dialed.answer).body, bomb)
 
     def test_a_redirect_is_not_followed(self) -> None:
-        dialed = self.dial(Controller("ctl", 29500, TOKEN), method="POST")
+        dialed = self.dial(ControllerAddress("ctl", 29500, TOKEN), method="POST")
         dialed.receive(b"HTTP/1.1 307 Go\r\nLocation: http://10.9.9.9:1/\r\nContent-Length: 0\r\n\r\n")
         self.assertEqual(self.successResultOf(dialed.answer).code, 307)
         self.assertEqual(len(dialed.reactor.tcpClients), 1)
@@ -263,6 +263,8 @@ class ReasonTests(AskTestCase):
             (OSError(101, "Network is unreachable\x1b"), "[Errno 101] Network is unreachable\\x1b"),
         ):
             http = HTTPClient(FailingAgent(why))
-            question: Deferred[Answer] = Deferred.fromCoroutine(ask(http, Controller("ctl", 1, None), "GET", "/"))
+            question: Deferred[Answer] = Deferred.fromCoroutine(
+                ask(http, ControllerAddress("ctl", 1, None), "GET", "/")
+            )
             said = str(self.failureResultOf(question, NoAnswerError).value)
             self.assertEqual(said, f"nothing answers at ctl:1: {text}{WHAT_TO_CHECK}")

@@ -15,17 +15,17 @@ from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
 from flodl_tw.cli import operate
-from flodl_tw.cli.operate import Controller
+from flodl_tw.cli.operate import ControllerAddress
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.hello_json import hello_to_json
-from flodl_tw.web.resource import Status
+from flodl_tw.web.resource import StatusResource
 from tests.core.store.queries import HELLO, many
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
-HERE = Controller("127.0.0.1", 29500, None)
-NAMED = Controller("ctl", 29500, None)
+HERE = ControllerAddress("127.0.0.1", 29500, None)
+NAMED = ControllerAddress("ctl", 29500, None)
 REFUSED = (
     "nothing answers at 127.0.0.1:29500: the connection was refused; check that the controller runs, its address "
     "and its port (29500 unless it was told otherwise; flodl's own launcher has 1337)"
@@ -92,7 +92,7 @@ class OperateTestCase(PumpedTestCase):
 
     def http(self, door: ClockedController) -> Any:
         """A client that reaches the door's status, from loopback."""
-        return StubTreq(Status(door.controller, {}).app.resource())
+        return StubTreq(StatusResource(door.controller, {}).app.resource())
 
     def canned(self, code: int, body: object) -> Any:
         """A client that gets this."""
@@ -311,7 +311,7 @@ class WatchTests(OperateTestCase):
 
 
 class StartTests(OperateTestCase):
-    def start(self, http: Any, controller: Controller = HERE) -> int:
+    def start(self, http: Any, controller: ControllerAddress = HERE) -> int:
         return self.command(operate.start(http, controller, self.said.append))
 
     def test_a_start_forms_the_world(self) -> None:
@@ -341,11 +341,11 @@ class StartTests(OperateTestCase):
         self.assertTrue(line.startswith("ctl:29500 refuses: this may be a web page's doing"), line)
         self.assertTrue(line.endswith(HINT), line)
         self.said.clear()
-        self.assertEqual(self.start(self.http(door), Controller("ctl", 29500, bytes(16))), 1)
+        self.assertEqual(self.start(self.http(door), ControllerAddress("ctl", 29500, bytes(16))), 1)
         self.assertNotIn("--token-file", self.said[0])
         self.assertNotIn(bytes(16).hex(), self.said[0])
         self.said.clear()
-        self.assertEqual(self.start(self.http(door), Controller("ctl", 29500, TOKEN)), 0)
+        self.assertEqual(self.start(self.http(door), ControllerAddress("ctl", 29500, TOKEN)), 0)
 
     def test_an_older_controller_is_named_so(self) -> None:
         for command, endpoint in (
@@ -417,7 +417,7 @@ class AbortTests(OperateTestCase):
 
 
 class CheckTests(OperateTestCase):
-    def check(self, http: Any, hello: Any, controller: Controller = HERE) -> int:
+    def check(self, http: Any, hello: Any, controller: ControllerAddress = HERE) -> int:
         return self.command(operate.check(http, controller, self.said.append, hello))
 
     def test_each_verdict_has_its_status(self) -> None:
@@ -444,10 +444,10 @@ class CheckTests(OperateTestCase):
         self.assertTrue(self.said[0].startswith("127.0.0.1:29500 refuses: a check needs the token"), self.said)
         self.assertTrue(self.said[0].endswith(HINT), self.said)
         self.said.clear()
-        self.assertEqual(self.check(http, hello, Controller("127.0.0.1", 29500, bytes(16))), 2)
+        self.assertEqual(self.check(http, hello, ControllerAddress("127.0.0.1", 29500, bytes(16))), 2)
         self.assertIn("compare the token in --token-file", self.said[0])
         self.assertNotIn(bytes(16).hex(), self.said[0])
-        self.assertEqual(self.check(http, hello, Controller("127.0.0.1", 29500, TOKEN)), 0)
+        self.assertEqual(self.check(http, hello, ControllerAddress("127.0.0.1", 29500, TOKEN)), 0)
 
     def test_a_verdict_that_is_none(self) -> None:
         neither = "its verdict is neither an admission nor a refusal with its reason"

@@ -14,8 +14,8 @@ from flodl_tw.agent.link import JoinLink, LinkFactory
 from flodl_tw.cli.rehearsal import AT_ONCE, Rehearsal
 from flodl_tw.cli.rehearse import once, read_plan
 from flodl_tw.cli.rehearsed import Bad, Plan, RehearsedHost, faults, good_lines
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
-from flodl_tw.core.window import SettingError
 from flodl_tw.limits import CLOSE_GRACE
 from flodl_tw.run import RunSettings
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
@@ -161,7 +161,7 @@ class TestItGoesWell(RehearsalTestCase):
                     self.wait(300)
                     self.wait(60)
                     self.assertEqual((self.said[-1], self.ended()), (WELL, 0))
-                    refused = [each.refusal.word.word for each in self.door.controller.run.refused_hosts]
+                    refused = [each.refusal.code.value for each in self.door.controller.run.refused_hosts]
                     self.assertEqual(refused, [word])
 
     def test_all_kinds_in_one_rehearsal_are_told_in_the_order_asked_for(self) -> None:

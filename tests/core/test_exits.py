@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unittest
 
-from flodl_tw.core.exits import Exits, ViolationError, exit_text
+from flodl_tw.core.errors import ViolationError
+from flodl_tw.core.exits import Exits, exit_text
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger
 from flodl_tw.core.messages import Hello
@@ -23,9 +24,9 @@ class TestExits(unittest.TestCase):
         gone = ledger.member("gone")
         assert gone is not None
         ledger.depart(gone)
-        seats = dict(ledger.roster())
-        self.first, self.second = seats
-        self.exits = Exits(seats)
+        assignments = dict(ledger.roster())
+        self.first, self.second = assignments
+        self.exits = Exits(assignments)
 
     def test_an_exit_is_told_with_the_exception_that_came_before_it(self) -> None:
         self.exits.explain(self.second, 3, BOOM)

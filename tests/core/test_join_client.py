@@ -8,7 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.core.join_client import MAX_ANSWER_BYTES, HostTalk
+from flodl_tw.core.errors import WireError
+from flodl_tw.core.join_client import MAX_ANSWER_BYTES, JoinClient
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -20,7 +21,7 @@ from flodl_tw.core.messages import (
     encode_join,
 )
 from flodl_tw.core.reports import RankError, report_payload
-from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, WireError, encode_frame
+from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, encode_frame
 from tests.core.test_messages import described_join
 from tests.core.test_wire import KEY, MODEST, OTHER_KEY, VECTORS, header
 
@@ -34,9 +35,9 @@ BY_HOST = ("Hello", "RankExited")
 BAD_SALTS = ("", "0", SALT[:30], SALT + "00", "zz" + SALT[2:], "00 " * 15 + "0000", "ü" * 32)
 
 
-def joined(version: int = 4) -> HostTalk:
+def joined(version: int = 4) -> JoinClient:
     """A talk with a token that has its Accept."""
-    talk = HostTalk(version, KEY)
+    talk = JoinClient(version, KEY)
     talk.feed(encode_join(KEY, version, ACCEPT))
     return talk
 
@@ -57,7 +58,7 @@ class TestVectors(unittest.TestCase):
                 continue
             with self.subTest(vector["name"], version=version):
                 key = bytes.fromhex(vector["key_hex"])
-                talk = HostTalk(version, None if key == ZERO_KEY else key)
+                talk = JoinClient(version, None if key == ZERO_KEY else key)
                 message = described_join(vector["message"])
                 if isinstance(message, Hello):
                     written = talk.hello(message)
@@ -73,7 +74,7 @@ class TestVectors(unittest.TestCase):
                 continue
             with self.subTest(vector["name"], version=version):
                 key = bytes.fromhex(vector["key_hex"])
-                talk = HostTalk(version, None if key == ZERO_KEY else key)
+                talk = JoinClient(version, None if key == ZERO_KEY else key)
                 message = described_join(vector["message"])
                 self.assertEqual(talk.feed(bytes.fromhex(vector["frame_hex"])), [message])
 
@@ -82,12 +83,12 @@ class TestKeys(unittest.TestCase):
     """Which key a message must have."""
 
     def test_with_a_token_everything_is_keyed_by_it(self) -> None:
-        talk = HostTalk(token=KEY)
+        talk = JoinClient(token=KEY)
         self.assertEqual(talk.feed(session(KEY)), [ACCEPT, WORLD, ABORT])
         self.assertEqual((talk.ranks, talk.salt), ((3, 4), KEY))
 
     def test_under_open_admission_the_accept_brings_the_key(self) -> None:
-        talk = HostTalk()
+        talk = JoinClient()
         self.assertIsNone(talk.salt)
         self.assertEqual(talk.feed(session(None)), [OPEN_ACCEPT, WORLD, ABORT])
         self.assertEqual(talk.salt, KEY)
@@ -97,7 +98,7 @@ class TestKeys(unittest.TestCase):
         reject = Reject("no-devices: bring one")
         for token in (None, KEY):
             with self.subTest(token=token):
-                self.assertEqual(HostTalk(token=token).feed(encode_join(token or ZERO_KEY, 4, reject)), [reject])
+                self.assertEqual(JoinClient(token=token).feed(encode_join(token or ZERO_KEY, 4, reject)), [reject])
 
     def test_what_has_another_key_is_not_believed(self) -> None:
         wrong: tuple[tuple[bytes | None, bytes, JoinMessage], ...] = (
@@ -112,20 +113,20 @@ class TestKeys(unittest.TestCase):
         )
         for token, key, message in wrong:
             with self.subTest(token=token, key=key, message=message):
-                talk = HostTalk(token=token)
+                talk = JoinClient(token=token)
                 with self.assertRaisesRegex(WireError, "does not verify: its sender does not hold this run's key"):
                     talk.feed(encode_join(key, 4, message))
                 self.assertEqual((talk.ranks, talk.salt), ((), token))
 
     def test_no_rank_exits_before_the_accept_of_an_open_run(self) -> None:
         with self.assertRaisesRegex(ValueError, "no rank can exit before an Accept"):
-            HostTalk().exited(0)
+            JoinClient().exited(0)
 
     def test_what_a_rank_died_of_has_the_key_of_the_run(self) -> None:
         error = RankError("ValueError", "boom", "")
         right = encode_frame(KEY, 4, FrameKind.REPORT, report_payload(3, error))
         self.assertEqual(joined().reported(3, error), right)
-        talk = HostTalk()
+        talk = JoinClient()
         with self.assertRaisesRegex(ValueError, "no rank can die before an Accept"):
             talk.reported(3, error)
         talk.feed(session(None))
@@ -135,34 +136,34 @@ class TestKeys(unittest.TestCase):
 class TestWhatIsNotBelieved(unittest.TestCase):
     """A controller that does not keep to the wire."""
 
-    def refused(self, talk: HostTalk, data: bytes, text: str) -> None:
+    def refused(self, talk: JoinClient, data: bytes, text: str) -> None:
         with self.assertRaises(WireError) as caught:
             talk.feed(data)
         self.assertIn(text, str(caught.exception))
 
     def test_a_frame_of_another_kind_is_refused(self) -> None:
         frame = encode_frame(KEY, 4, FrameKind.RENDEZVOUS, b"\0")
-        self.refused(HostTalk(token=KEY), frame, "a frame of kind rendezvous came on the join link")
+        self.refused(JoinClient(token=KEY), frame, "a frame of kind rendezvous came on the join link")
 
     def test_a_message_in_another_version_is_refused(self) -> None:
         for ours, theirs in ((4, 2), (2, 4), (4, 6)):
             with self.subTest(ours=ours, theirs=theirs):
                 frame = encode_join(KEY, theirs, ACCEPT)
-                self.refused(HostTalk(ours, KEY), frame, f"the Accept is in version {theirs}, the hello in {ours}")
+                self.refused(JoinClient(ours, KEY), frame, f"the Accept is in version {theirs}, the hello in {ours}")
 
     def test_an_accept_of_an_open_run_must_bring_a_salt(self) -> None:
-        self.refused(HostTalk(), encode_join(ZERO_KEY, 4, ACCEPT), "an Accept under open admission has no salt")
+        self.refused(JoinClient(), encode_join(ZERO_KEY, 4, ACCEPT), "an Accept under open admission has no salt")
 
     def test_a_salt_is_32_hex_digits(self) -> None:
         for salt in BAD_SALTS:
             with self.subTest(salt):
-                talk = HostTalk()
+                talk = JoinClient()
                 self.refused(talk, encode_join(ZERO_KEY, 4, Accept((0,), salt, 1)), f"salt has {len(salt)} characters")
                 self.assertIsNone(talk.salt)
 
     def test_a_salt_is_not_repeated_by_an_error(self) -> None:
         with self.assertRaises(WireError) as caught:
-            HostTalk().feed(encode_join(ZERO_KEY, 4, Accept((0,), SALT + "0", 1)))
+            JoinClient().feed(encode_join(ZERO_KEY, 4, Accept((0,), SALT + "0", 1)))
         self.assertNotIn(SALT[:8], str(caught.exception))
 
     def test_an_accepted_hello_is_answered_once(self) -> None:
@@ -177,20 +178,20 @@ class TestWhatIsNotBelieved(unittest.TestCase):
             with self.subTest(payload):
                 frame = encode_frame(KEY, 4, FrameKind.JOIN, payload)
                 with self.assertRaises(WireError):
-                    HostTalk(token=KEY).feed(frame)
+                    JoinClient(token=KEY).feed(frame)
 
     def test_bytes_that_are_no_frame_are_refused_at_once(self) -> None:
         for data in (b"HTTP/1.1 400 Bad Request\r\n", b"\0", FRAME_MAGIC[:3] + b"\0"):
             with self.subTest(data):
-                self.refused(HostTalk(), data, "frame magic is")
+                self.refused(JoinClient(), data, "frame magic is")
 
     def test_a_payload_over_the_limit_is_refused_on_its_header(self) -> None:
-        self.refused(HostTalk(), header(length=MAX_ANSWER_BYTES + 1), f"over the limit of {MAX_ANSWER_BYTES}")
-        self.assertEqual(HostTalk().feed(header(length=MAX_ANSWER_BYTES)), [])
+        self.refused(JoinClient(), header(length=MAX_ANSWER_BYTES + 1), f"over the limit of {MAX_ANSWER_BYTES}")
+        self.assertEqual(JoinClient().feed(header(length=MAX_ANSWER_BYTES)), [])
 
     def test_what_a_hello_cannot_hold_is_an_error_of_the_codec(self) -> None:
         with self.assertRaises(WireError):
-            HostTalk(2).hello(Hello("a", b"\0", (), "cpu", bytes(32), run_id="r"))
+            JoinClient(2).hello(Hello("a", b"\0", (), "cpu", bytes(32), run_id="r"))
 
 
 class TestSplits(unittest.TestCase):
@@ -201,12 +202,12 @@ class TestSplits(unittest.TestCase):
     def test_any_split_gives_the_same_messages(self, opened: bool, cuts: list[int]) -> None:
         data = session(None if opened else KEY)
         places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-        talk = HostTalk(token=None if opened else KEY)
+        talk = JoinClient(token=None if opened else KEY)
         messages = [message for start, end in pairwise(places) for message in talk.feed(data[start:end])]
         self.assertEqual(messages, [OPEN_ACCEPT if opened else ACCEPT, WORLD, ABORT])
 
     def test_byte_by_byte_each_message_comes_with_its_last_byte(self) -> None:
-        talk = HostTalk(token=KEY)
+        talk = JoinClient(token=KEY)
         data = session(KEY)
         came = [place for place in range(len(data)) if talk.feed(data[place : place + 1])]
         ends = [len(encode_join(KEY, 4, ACCEPT)), len(encode_join(KEY, 4, ACCEPT) + encode_join(KEY, 4, WORLD))]

@@ -19,7 +19,7 @@ from flodl_tw.core.facts import (
 )
 from flodl_tw.core.ledger import CHECKS, Ledger, Member, unspoken_version
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode
 
 SIG_A = bytes(range(32))
 SIG_B = bytes(range(32, 64))
@@ -70,64 +70,64 @@ class LedgerTestCase(unittest.TestCase):
         outcome = ledger.admit(sent, now)
         assert isinstance(outcome, Refusal), outcome
         self.assertEqual(observed(ledger), before)
-        self.assertTrue(outcome.reason.startswith(f"{outcome.word.word}: "), outcome.reason)
+        self.assertTrue(outcome.reason.startswith(f"{outcome.code.value}: "), outcome.reason)
         self.assertTrue(outcome.reason.isprintable(), outcome.reason)
         return outcome
 
 
 # Each row violates its own check; "gpu-a" (10.0.0.1) is in since second 0, as RIGHT has it, and the offer comes at 7.5.
 # name, what the offer changes, the word, what the reason names
-ADMISSION: tuple[tuple[str, dict[str, Any], Word, tuple[str, ...]], ...] = (
-    ("blank host", {"host": " \t "}, Word.BAD_HOST, ("' \\t '", "blank", "give the host a name")),
-    ("label too long", {"libtorch": 248 * "x" + "/rocm6.2"}, Word.BAD_LABEL, ("256 bytes", "the limit is 255")),
-    ("no device", {"local_devices": b""}, Word.NO_DEVICES, ("offers no device", "visible")),
+ADMISSION: tuple[tuple[str, dict[str, Any], RefusalCode, tuple[str, ...]], ...] = (
+    ("blank host", {"host": " \t "}, RefusalCode.BAD_HOST, ("' \\t '", "blank", "give the host a name")),
+    ("label too long", {"libtorch": 248 * "x" + "/rocm6.2"}, RefusalCode.BAD_LABEL, ("256 bytes", "the limit is 255")),
+    ("no device", {"local_devices": b""}, RefusalCode.NO_DEVICES, ("offers no device", "visible")),
     (
         "too many devices",
         {"local_devices": bytes(range(256)) + b"\0"},
-        Word.TOO_MANY_DEVICES,
+        RefusalCode.TOO_MANY_DEVICES,
         ("257 devices", "the limit a host is 256"),
     ),
-    ("a device twice", {"local_devices": b"\3\7\7\3"}, Word.REPEATED_DEVICE, ("device 7 twice",)),
+    ("a device twice", {"local_devices": b"\3\7\7\3"}, RefusalCode.REPEATED_DEVICE, ("device 7 twice",)),
     (
         "another version",
         {"version": 2},
-        Word.VERSION_MISMATCH,
+        RefusalCode.VERSION_MISMATCH,
         ("protocol version 2", "this run has 4", "'gpu-a'", "install one release on every host"),
     ),
     (
         "a name that is taken",
         {"host": "gpu-a"},
-        Word.DUPLICATE_HOST,
+        RefusalCode.DUPLICATE_HOST,
         ("'gpu-a'", "10.0.0.1", "joined 7 s ago", "a stale worker of an earlier launch", "--host"),
     ),
     (
         "another dataset",
         {"host": "gpu-b", "dataset_sig": SIG_B},
-        Word.DATASET_MISMATCH,
+        RefusalCode.DATASET_MISMATCH,
         ("'gpu-b' has dataset signature 20212223…", "this run has 00010203…", "'gpu-a'", "rebuild or fetch it again"),
     ),
     (
         "another vendor",
         {"libtorch": "builds/gfx1100"},
-        Word.VENDOR_MISMATCH,
+        RefusalCode.VENDOR_MISMATCH,
         ("'gpu-b' has GPU vendor AMD", "this run has NVIDIA", "'gpu-a'", "hosts of one vendor, or --backend cpu"),
     ),
     (
         "another run",
         {"run_id": "abcdefghijkl"},
-        Word.RUN_MISMATCH,
+        RefusalCode.RUN_MISMATCH,
         ("'gpu-b' has run id 'abcdefgh…'", "this run has '01234567…'", "'gpu-a'", "fetch the run again"),
     ),
     (
         "another NCCL",
         {"nccl_version": (2, 24, 1)},
-        Word.NCCL_MISMATCH,
+        RefusalCode.NCCL_MISMATCH,
         ("'gpu-b' has NCCL version 2.24", "this run has 2.23", "'gpu-a'", "one libtorch variant everywhere"),
     ),
     (
         "another model",
         {"model_sig": SIG_A},
-        Word.MODEL_MISMATCH,
+        RefusalCode.MODEL_MISMATCH,
         ("'gpu-b' has model signature 00010203…", "this run has 20212223…", "'gpu-a'", "rebuild the program"),
     ),
 )
@@ -154,7 +154,7 @@ class TestAdmissionOrder(LedgerTestCase):
                 fields |= change
             with self.subTest(name):
                 refusal = self.refused(self.with_gpu_a(), offer(address="10.0.0.2", **fields), 7.5)
-                self.assertEqual(refusal.word, word)
+                self.assertEqual(refusal.code, word)
                 for part in parts:
                     self.assertIn(part, refusal.reason)
 
@@ -162,7 +162,7 @@ class TestAdmissionOrder(LedgerTestCase):
         for name, change, word, _ in ADMISSION:
             with self.subTest(name):
                 refusal = self.refused(self.with_gpu_a(), offer(**{"host": "gpu-b", **change}))
-                self.assertEqual(refusal.word, word)
+                self.assertEqual(refusal.code, word)
 
     def test_every_check_has_its_row(self) -> None:
         self.assertEqual(len(ADMISSION), len(CHECKS))
@@ -189,7 +189,7 @@ class TestAdmissionOrder(LedgerTestCase):
         for version in (0, 1, 3, 5, 6, 2**32 - 1):
             refusal = unspoken_version(version)
             assert refusal is not None
-            self.assertIs(refusal.word, Word.UNSPOKEN_VERSION)
+            self.assertIs(refusal.code, RefusalCode.UNSPOKEN_VERSION)
             self.assertIn(f"protocol version {version}, this controller speaks 2 and 4", refusal.reason)
 
     def test_a_refused_first_hello_sets_no_expectation(self) -> None:
@@ -258,22 +258,22 @@ GATES_NOTHING: tuple[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]],
 )
 
 # name, what the first member changes, what the second changes, the second's word or None where it is in
-AGREEMENT: tuple[tuple[str, dict[str, Any], dict[str, Any], Word | None], ...] = (
-    ("2.23 and 2.24", {"nccl_version": (2, 23, 4)}, {"nccl_version": (2, 24, 1)}, Word.NCCL_MISMATCH),
-    ("2.9 and 2.18", {"nccl_version": (2, 9, 9)}, {"nccl_version": (2, 18, 9)}, Word.NCCL_MISMATCH),
-    ("2.18 and 2.9", {"nccl_version": (2, 18, 9)}, {"nccl_version": (2, 9, 9)}, Word.NCCL_MISMATCH),
-    ("2.23 and 3.23", {"nccl_version": (2, 23, 4)}, {"nccl_version": (3, 23, 4)}, Word.NCCL_MISMATCH),
+AGREEMENT: tuple[tuple[str, dict[str, Any], dict[str, Any], RefusalCode | None], ...] = (
+    ("2.23 and 2.24", {"nccl_version": (2, 23, 4)}, {"nccl_version": (2, 24, 1)}, RefusalCode.NCCL_MISMATCH),
+    ("2.9 and 2.18", {"nccl_version": (2, 9, 9)}, {"nccl_version": (2, 18, 9)}, RefusalCode.NCCL_MISMATCH),
+    ("2.18 and 2.9", {"nccl_version": (2, 18, 9)}, {"nccl_version": (2, 9, 9)}, RefusalCode.NCCL_MISMATCH),
+    ("2.23 and 3.23", {"nccl_version": (2, 23, 4)}, {"nccl_version": (3, 23, 4)}, RefusalCode.NCCL_MISMATCH),
     ("0.0 and 0.0", {"nccl_version": (0, 0, 0)}, {"nccl_version": (0, 0, 1)}, None),
-    ("0.0 and 2.23", {"nccl_version": (0, 0, 0)}, {"nccl_version": (2, 23, 4)}, Word.NCCL_MISMATCH),
-    ("an empty run id and another", {"run_id": ""}, {"run_id": "r"}, Word.RUN_MISMATCH),
-    ("run ids that differ in case", {"run_id": "r"}, {"run_id": "R"}, Word.RUN_MISMATCH),
+    ("0.0 and 2.23", {"nccl_version": (0, 0, 0)}, {"nccl_version": (2, 23, 4)}, RefusalCode.NCCL_MISMATCH),
+    ("an empty run id and another", {"run_id": ""}, {"run_id": "r"}, RefusalCode.RUN_MISMATCH),
+    ("run ids that differ in case", {"run_id": "r"}, {"run_id": "R"}, RefusalCode.RUN_MISMATCH),
     ("zeros and zeros", {"dataset_sig": ZEROS}, {"dataset_sig": ZEROS}, None),
-    ("zeros and a dataset", {"dataset_sig": ZEROS}, {"dataset_sig": SIG_A}, Word.DATASET_MISMATCH),
-    ("a dataset and zeros", {"dataset_sig": SIG_A}, {"dataset_sig": ZEROS}, Word.DATASET_MISMATCH),
-    ("model zeros and a model", {"model_sig": ZEROS}, {"model_sig": SIG_A}, Word.MODEL_MISMATCH),
-    ("AMD and NVIDIA", {"libtorch": "gfx90a"}, {"libtorch": "sm90"}, Word.VENDOR_MISMATCH),
+    ("zeros and a dataset", {"dataset_sig": ZEROS}, {"dataset_sig": SIG_A}, RefusalCode.DATASET_MISMATCH),
+    ("a dataset and zeros", {"dataset_sig": SIG_A}, {"dataset_sig": ZEROS}, RefusalCode.DATASET_MISMATCH),
+    ("model zeros and a model", {"model_sig": ZEROS}, {"model_sig": SIG_A}, RefusalCode.MODEL_MISMATCH),
+    ("AMD and NVIDIA", {"libtorch": "gfx90a"}, {"libtorch": "sm90"}, RefusalCode.VENDOR_MISMATCH),
     ("AMD and AMD", {"libtorch": "gfx90a"}, {"libtorch": "rocm6.2"}, None),
-    ("version 2 and 4", {"version": 2}, {"version": 4}, Word.VERSION_MISMATCH),
+    ("version 2 and 4", {"version": 2}, {"version": 4}, RefusalCode.VERSION_MISMATCH),
     ("version 2 and 2", {"version": 2}, {"version": 2}, None),
 )
 
@@ -301,7 +301,7 @@ class TestAgreement(LedgerTestCase):
                 if word is None:
                     self.admitted(ledger, offer("gpu-b", **second))
                 else:
-                    self.assertEqual(self.refused(ledger, offer("gpu-b", **second)).word, word)
+                    self.assertEqual(self.refused(ledger, offer("gpu-b", **second)).code, word)
 
     def test_the_first_member_that_states_a_value_sets_it(self) -> None:
         ledger = Ledger()
@@ -314,12 +314,12 @@ class TestAgreement(LedgerTestCase):
         ledger = Ledger(nccl=False)
         self.admitted(ledger, offer())
         self.assertEqual([fact for fact in FACTS if ledger.expected(fact) is None], [VENDOR_FACT, NCCL_FACT])
-        self.assertEqual(self.refused(ledger, offer("gpu-b", run_id="other")).word, Word.RUN_MISMATCH)
+        self.assertEqual(self.refused(ledger, offer("gpu-b", run_id="other")).code, RefusalCode.RUN_MISMATCH)
 
 
-CONFIGURED: tuple[tuple[str, Fact, Word], ...] = (
-    ("dataset_sig", DATASET_FACT, Word.DATASET_MISMATCH),
-    ("model_sig", MODEL_FACT, Word.MODEL_MISMATCH),
+CONFIGURED: tuple[tuple[str, Fact, RefusalCode], ...] = (
+    ("dataset_sig", DATASET_FACT, RefusalCode.DATASET_MISMATCH),
+    ("model_sig", MODEL_FACT, RefusalCode.MODEL_MISMATCH),
 )
 
 
@@ -332,7 +332,7 @@ class TestConfigured(LedgerTestCase):
                 with self.subTest(name, value=value[:2]):
                     ledger = Ledger(**{name: value})
                     refusal = self.refused(ledger, offer(**{name: SIG_B}))
-                    self.assertEqual(refusal.word, word)
+                    self.assertEqual(refusal.code, word)
                     self.assertIn(f"has {fact.name} 20212223…, this run has {value.hex()[:8]}…", refusal.reason)
                     self.assertIn("set by the operator", refusal.reason)
 
@@ -343,7 +343,7 @@ class TestConfigured(LedgerTestCase):
                 for _ in range(2):
                     ledger.depart(self.admitted(ledger, offer(**{name: SIG_A})))
                 self.assertEqual((ledger.expected(fact), ledger.setter(fact)), (SIG_A, None))
-                self.assertEqual(self.refused(ledger, offer(**{name: SIG_B})).word, word)
+                self.assertEqual(self.refused(ledger, offer(**{name: SIG_B})).code, word)
 
     def test_a_member_that_states_the_same_does_not_become_its_setter(self) -> None:
         for name, _, _ in CONFIGURED:
@@ -354,51 +354,51 @@ class TestConfigured(LedgerTestCase):
 
 
 # name, what the offer changes, its word or None where it is in
-EDGES: tuple[tuple[str, dict[str, Any], Word | None], ...] = (
+EDGES: tuple[tuple[str, dict[str, Any], RefusalCode | None], ...] = (
     ("one device", {"local_devices": b"\xff"}, None),
     ("256 devices", {"local_devices": bytes(range(256))}, None),
-    ("257 devices", {"local_devices": bytes(range(256)) + b"\0"}, Word.TOO_MANY_DEVICES),
-    ("300 devices", {"local_devices": bytes(300)}, Word.TOO_MANY_DEVICES),
-    ("device 0 twice", {"local_devices": b"\0\0"}, Word.REPEATED_DEVICE),
+    ("257 devices", {"local_devices": bytes(range(256)) + b"\0"}, RefusalCode.TOO_MANY_DEVICES),
+    ("300 devices", {"local_devices": bytes(300)}, RefusalCode.TOO_MANY_DEVICES),
+    ("device 0 twice", {"local_devices": b"\0\0"}, RefusalCode.REPEATED_DEVICE),
     ("a name of one byte", {"host": "a"}, None),
     ("a name of 255 bytes", {"host": "h" * 255}, None),
-    ("a name of 256 bytes", {"host": "h" * 256}, Word.BAD_HOST),
+    ("a name of 256 bytes", {"host": "h" * 256}, RefusalCode.BAD_HOST),
     ("a name of 255 bytes in 128 characters", {"host": "ü" * 127 + "h"}, None),
-    ("a name of 256 bytes in 128 characters", {"host": "ü" * 128}, Word.BAD_HOST),
-    ("a name of 256 bytes in 64 characters", {"host": "😀" * 64}, Word.BAD_HOST),
-    ("no name", {"host": ""}, Word.BAD_HOST),
-    ("a name of blanks", {"host": "   "}, Word.BAD_HOST),
-    ("a name of other blanks", {"host": "\u00a0\u2003"}, Word.BAD_HOST),
+    ("a name of 256 bytes in 128 characters", {"host": "ü" * 128}, RefusalCode.BAD_HOST),
+    ("a name of 256 bytes in 64 characters", {"host": "😀" * 64}, RefusalCode.BAD_HOST),
+    ("no name", {"host": ""}, RefusalCode.BAD_HOST),
+    ("a name of blanks", {"host": "   "}, RefusalCode.BAD_HOST),
+    ("a name of other blanks", {"host": "\u00a0\u2003"}, RefusalCode.BAD_HOST),
     ("a name with blanks around", {"host": " gpu a "}, None),
     ("a name with quotes and markup", {"host": '<b>"\\'}, None),
     ("a name in another script", {"host": "サーバー"}, None),
-    ("a name with a newline", {"host": "a\nb"}, Word.BAD_HOST),
-    ("a name with a newline at its end", {"host": "a\n"}, Word.BAD_HOST),
-    ("a name with a carriage return", {"host": "a\rb"}, Word.BAD_HOST),
-    ("a name with NUL", {"host": "a\0"}, Word.BAD_HOST),
-    ("a name with a tab", {"host": "a\tb"}, Word.BAD_HOST),
-    ("a name with ESC", {"host": "\x1b[31mred"}, Word.BAD_HOST),
-    ("a name with DEL", {"host": "a\x7f"}, Word.BAD_HOST),
-    ("a name with the first C1", {"host": "a\x80"}, Word.BAD_HOST),
-    ("a name with the one-byte CSI", {"host": "a\x9b31m"}, Word.BAD_HOST),
-    ("a name with a line separator", {"host": "a\u2028b"}, Word.BAD_HOST),
-    ("a name that is invisible", {"host": "\u200b\ufeff"}, Word.BAD_HOST),
-    ("a name with a right-to-left override", {"host": "a\u202eb"}, Word.BAD_HOST),
-    ("a name with an isolate", {"host": "a\u2066b"}, Word.BAD_HOST),
-    ("a name with a right-to-left mark", {"host": "a\u200fb"}, Word.BAD_HOST),
+    ("a name with a newline", {"host": "a\nb"}, RefusalCode.BAD_HOST),
+    ("a name with a newline at its end", {"host": "a\n"}, RefusalCode.BAD_HOST),
+    ("a name with a carriage return", {"host": "a\rb"}, RefusalCode.BAD_HOST),
+    ("a name with NUL", {"host": "a\0"}, RefusalCode.BAD_HOST),
+    ("a name with a tab", {"host": "a\tb"}, RefusalCode.BAD_HOST),
+    ("a name with ESC", {"host": "\x1b[31mred"}, RefusalCode.BAD_HOST),
+    ("a name with DEL", {"host": "a\x7f"}, RefusalCode.BAD_HOST),
+    ("a name with the first C1", {"host": "a\x80"}, RefusalCode.BAD_HOST),
+    ("a name with the one-byte CSI", {"host": "a\x9b31m"}, RefusalCode.BAD_HOST),
+    ("a name with a line separator", {"host": "a\u2028b"}, RefusalCode.BAD_HOST),
+    ("a name that is invisible", {"host": "\u200b\ufeff"}, RefusalCode.BAD_HOST),
+    ("a name with a right-to-left override", {"host": "a\u202eb"}, RefusalCode.BAD_HOST),
+    ("a name with an isolate", {"host": "a\u2066b"}, RefusalCode.BAD_HOST),
+    ("a name with a right-to-left mark", {"host": "a\u200fb"}, RefusalCode.BAD_HOST),
     ("no label", {"gpus": ()}, None),
     ("256 labels", {"gpus": ("x",) * 256}, None),
-    ("257 labels", {"gpus": ("x",) * 257}, Word.BAD_LABEL),
+    ("257 labels", {"gpus": ("x",) * 257}, RefusalCode.BAD_LABEL),
     ("a label of 255 bytes", {"gpus": ("", "x" * 255)}, None),
-    ("a label of 256 bytes", {"gpus": ("", "x" * 256)}, Word.BAD_LABEL),
-    ("a label of 256 bytes in 128 characters", {"gpus": ("ü" * 128,)}, Word.BAD_LABEL),
+    ("a label of 256 bytes", {"gpus": ("", "x" * 256)}, RefusalCode.BAD_LABEL),
+    ("a label of 256 bytes in 128 characters", {"gpus": ("ü" * 128,)}, RefusalCode.BAD_LABEL),
     ("a label with control characters", {"gpus": ("\x1b[2J\n\x9b\u202e",)}, None),
-    ("a long label with control characters", {"gpus": ("\x1b\n" * 200,)}, Word.BAD_LABEL),
+    ("a long label with control characters", {"gpus": ("\x1b\n" * 200,)}, RefusalCode.BAD_LABEL),
     ("a libtorch of 255 bytes", {"libtorch": "x" * 255}, None),
-    ("a libtorch of 256 bytes", {"libtorch": "x" * 256}, Word.BAD_LABEL),
+    ("a libtorch of 256 bytes", {"libtorch": "x" * 256}, RefusalCode.BAD_LABEL),
     ("a run id of 255 bytes", {"run_id": "x" * 255}, None),
-    ("a run id of 256 bytes", {"run_id": "x" * 256}, Word.BAD_LABEL),
-    ("a run id of 256 bytes in 128 characters", {"run_id": "ü" * 128}, Word.BAD_LABEL),
+    ("a run id of 256 bytes", {"run_id": "x" * 256}, RefusalCode.BAD_LABEL),
+    ("a run id of 256 bytes in 128 characters", {"run_id": "ü" * 128}, RefusalCode.BAD_LABEL),
 )
 SENT_NAMES = ("GPU1", "gpu1", "gpu1 ", "node.a", "node.b", "node", "ü", "u\u0308")
 
@@ -413,7 +413,7 @@ class TestEdges(LedgerTestCase):
                 if word is None:
                     self.admitted(ledger, offer(**change))
                 else:
-                    self.assertEqual(self.refused(ledger, offer(**change)).word, word)
+                    self.assertEqual(self.refused(ledger, offer(**change)).code, word)
 
     def test_a_host_keeps_its_name_as_sent(self) -> None:
         ledger = Ledger()
@@ -440,7 +440,7 @@ class TestEdges(LedgerTestCase):
         self.assertEqual([member.host for member, _ in ledger.roster()], list(SENT_NAMES))
         for name in SENT_NAMES:
             with self.subTest(name):
-                self.assertEqual(self.refused(ledger, offer(name)).word, Word.DUPLICATE_HOST)
+                self.assertEqual(self.refused(ledger, offer(name)).code, RefusalCode.DUPLICATE_HOST)
 
     def test_a_taken_name_s_reason_has_the_holder_s_address_and_age_and_the_way_out(self) -> None:
         ledger = Ledger()
@@ -527,7 +527,7 @@ class TestDepartures(LedgerTestCase):
                 self.assertIn("set by 'setter'", self.refused(ledger, offer("x", **other)).reason)
                 ledger.depart(setter)
                 refusal = self.refused(ledger, offer("x", **other))
-                self.assertEqual(refusal.word, fact.word)
+                self.assertEqual(refusal.code, fact.code)
                 self.assertIn("set by 'second'", refusal.reason)
                 self.assertNotIn("'setter'", refusal.reason)
                 self.assertIs(ledger.setter(fact), second)
@@ -549,11 +549,11 @@ class TestDepartures(LedgerTestCase):
                 if fact is not VERSION_FACT and fact is not DATASET_FACT:
                     self.admitted(ledger, offer("silent", **STATES_LEAST))
                 ledger.depart(second)
-                self.assertEqual(self.refused(ledger, offer("x", **other)).word, fact.word)
+                self.assertEqual(self.refused(ledger, offer("x", **other)).code, fact.code)
                 ledger.depart(first)
                 self.assertEqual((ledger.expected(fact), ledger.setter(fact)), (None, None))
                 self.admitted(ledger, offer("x", **other))
-                self.assertEqual(self.refused(ledger, offer("late", **value)).word, fact.word)
+                self.assertEqual(self.refused(ledger, offer("late", **value)).code, fact.code)
 
     def test_one_that_stated_nothing_takes_nothing_with_it(self) -> None:
         ledger = Ledger()

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from flodl_tw.core.facts import DATASET_FACT, FACTS, MODEL_FACT, Fact, Offer
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.refusals import Refusal, Word
+from flodl_tw.core.refusals import Refusal, RefusalCode
 from flodl_tw.core.window import Failed, Formed, Open, Standing, StartMode, WindowSettings, verdict
 from flodl_tw.core.world import World
 
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(outcome, Member) == self.welcome(offer), outcome
         if isinstance(outcome, Refusal):
             assert self.observed() == before
-            assert outcome.word in Word
+            assert outcome.code in RefusalCode
         else:
             assert outcome.accepted_ranks == range(before[1], before[1] + len(offer.hello.local_devices))
             assert outcome.joined_at == self.now
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
         if isinstance(judged, Formed):
             assert sum(member.size for member in self.present) >= self.window.min_rank_start
             world = World(tuple(self.ledger.roster()), bytes(16))
-            self.worlds.append((world, [(member.host, list(ranks)) for member, ranks in world.seats]))
+            self.worlds.append((world, [(member.host, list(ranks)) for member, ranks in world.assignments]))
         else:
             assert isinstance(judged, Failed)
             assert self.now >= self.window.cap_secs
@@ -154,9 +154,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def a_formed_world_stays_as_it_was(self) -> None:
-        for world, seats in self.worlds:
-            assert [(member.host, list(ranks)) for member, ranks in world.seats] == seats
-            assert world.world_size == sum(len(ranks) for _, ranks in seats)
+        for world, assignments in self.worlds:
+            assert [(member.host, list(ranks)) for member, ranks in world.assignments] == assignments
+            assert world.world_size == sum(len(ranks) for _, ranks in assignments)
 
 
 class TestLedgerMachine(unittest.TestCase):

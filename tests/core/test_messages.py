@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -28,7 +29,7 @@ from flodl_tw.core.messages import (
     join_payload,
     rendezvous_payload,
 )
-from flodl_tw.core.wire import FrameKind, FrameReader, WireError
+from flodl_tw.core.wire import FrameKind, FrameReader
 from tests.core.test_wire import KEY, MODEST, VECTORS
 
 Message = JoinMessage | RendezvousMessage

@@ -14,9 +14,9 @@ from flodl_tw.core.rendezvous import (
     Effect,
     Fail,
     Rendezvous,
+    RendezvousState,
     Send,
     StartTimer,
-    State,
     StopTimer,
     Timer,
 )
@@ -46,7 +46,7 @@ def gathered(own_host: str = "elsewhere") -> Rendezvous:
     meeting = Rendezvous(world(*THREE), own_host)
     for rank, host in OWNERS.items():
         meeting.hello(rank, hello(rank, host))
-    assert meeting.state is State.GENERATING
+    assert meeting.state is RendezvousState.GENERATING
     return meeting
 
 
@@ -89,7 +89,7 @@ class MeetingTests(RendezvousTestCase):
                 self.assertCountEqual(effects[1:-1], [Send(1, UID), Send(2, UID), Close(0), Close(1), Close(2)])
                 for rank in (1, 2):
                     self.assertLess(effects.index(Send(rank, UID)), effects.index(Close(rank)))
-                self.assertEqual(meeting.state, State.COMPLETE)
+                self.assertEqual(meeting.state, RendezvousState.COMPLETE)
 
     def test_the_first_rank_of_this_machine_generates_if_it_is_a_member(self) -> None:
         for own_host, generator in (("a", 0), ("b", 2), ("c", 0), ("A", 0)):
@@ -110,7 +110,7 @@ class MeetingTests(RendezvousTestCase):
         meeting.uid(0, UID)
         for rank in OWNERS:
             self.assertEqual(meeting.ended(rank), [])
-        self.assertEqual(meeting.state, State.COMPLETE)
+        self.assertEqual(meeting.state, RendezvousState.COMPLETE)
 
 
 class ReconnectTests(RendezvousTestCase):
@@ -135,7 +135,7 @@ class ReconnectTests(RendezvousTestCase):
         self.assertEqual(meeting.ended(1), [])
         self.assertEqual(meeting.missing, [1, 2])
         meeting.hello(2, hello(2, "b"))
-        self.assertEqual(meeting.state, State.GATHERING, "a vanished rank must not be given a role")
+        self.assertEqual(meeting.state, RendezvousState.GATHERING, "a vanished rank must not be given a role")
         effects = meeting.hello("again", hello(1, "a"))
         self.assertIn(Send("again", RoleGiven(Role.WAIT)), effects)
 
@@ -159,7 +159,7 @@ class FailureTests(RendezvousTestCase):
         effects = meeting.hello("bad", hello(3, "b"))
         self.failed(effects, "rank 3", "3 ranks")
         self.assertEqual([effect for effect in effects if isinstance(effect, Close)], [Close(0), Close("bad")])
-        self.assertEqual(meeting.state, State.FAILED)
+        self.assertEqual(meeting.state, RendezvousState.FAILED)
 
     def test_another_dataset_than_the_first_one_s_fails_it(self) -> None:
         meeting = Rendezvous(world(*THREE), "")
@@ -175,7 +175,7 @@ class FailureTests(RendezvousTestCase):
                 self.assertIn(repr(host), close.why or "")
                 self.assertIn("'a'", close.why or "")
         self.assertEqual(meeting.missing, [0, 1, 2])
-        self.assertEqual(meeting.state, State.GATHERING)
+        self.assertEqual(meeting.state, RendezvousState.GATHERING)
 
     def test_a_refused_host_does_not_set_the_dataset(self) -> None:
         meeting = Rendezvous(world(*THREE), "")
@@ -221,7 +221,7 @@ class FailureTests(RendezvousTestCase):
         (close,) = meeting.uid(0, UID)
         self.assertEqual(close.peer, 0)
         self.assertEqual(meeting.missing, [0, 1, 2])
-        self.assertEqual(meeting.state, State.GATHERING)
+        self.assertEqual(meeting.state, RendezvousState.GATHERING)
 
     def test_a_shown_name_is_cut(self) -> None:
         (close,) = Rendezvous(world(*THREE), "").hello("bad", hello(0, "\x01" * 60000))

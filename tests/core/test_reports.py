@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.reports import (
     MAX_REPORT_BYTES,
     MOST_CHARS,
@@ -20,7 +21,7 @@ from flodl_tw.core.reports import (
     report_payload,
     tidy,
 )
-from flodl_tw.core.wire import MAX_LATER_BYTES, WireError
+from flodl_tw.core.wire import MAX_LATER_BYTES
 
 STACK = """Traceback (most recent call last):
   File "/opt/torch/elastic/multiprocessing/errors/__init__.py", line 357, in wrapper

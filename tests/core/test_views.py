@@ -97,7 +97,7 @@ class TestState(unittest.TestCase):
         run, (link,) = self.run_of(PLAIN_A, start_mode=StartMode.MANUAL)
         self.now += 0.4
         run.arm("127.0.0.1")
-        run.settle()
+        run.evaluate()
         body = reference()["formed (this stand-in stays in forming)"]
         for left in (b'_remaining_secs":299', b'_remaining_secs":599'):
             self.assertIn(left, body)

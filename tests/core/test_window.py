@@ -5,13 +5,13 @@ from __future__ import annotations
 import unittest
 from typing import Any
 
+from flodl_tw.core.errors import SettingError
 from flodl_tw.core.window import (
     DEFAULT_CAP,
     Failed,
     Formed,
     Open,
     Phase,
-    SettingError,
     Standing,
     StartMode,
     Verdict,

@@ -16,6 +16,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flodl_tw.core.errors import WireError
 from flodl_tw.core.wire import (
     CONTROL_MAGIC,
     DATA_MAGIC,
@@ -31,7 +32,6 @@ from flodl_tw.core.wire import (
     Frame,
     FrameKind,
     FrameReader,
-    WireError,
     encode_bytes,
     encode_frame,
     encode_i32,

@@ -29,16 +29,16 @@ def world_of_two(launch: LaunchSettings | None = None) -> World:
 class TestWorld(unittest.TestCase):
     """What every host is told."""
 
-    def seat(self, index: int) -> tuple[World, Member, range]:
+    def assignment(self, index: int) -> tuple[World, Member, range]:
         world = world_of_two()
-        return world, *world.seats[index]
+        return world, *world.assignments[index]
 
     def test_the_world_counts_its_ranks(self) -> None:
         self.assertEqual(world_of_two().world_size, 5)
-        self.assertEqual([ranks for _, ranks in world_of_two().seats], [range(2), range(2, 5)])
+        self.assertEqual([ranks for _, ranks in world_of_two().assignments], [range(2), range(2, 5)])
 
     def test_an_envelope_is_lower_case_hex_of_this_text(self) -> None:
-        world, member, ranks = self.seat(0)
+        world, member, ranks = self.assignment(0)
         envelope = world.envelope_hex(member, ranks, "10.0.0.100", 29500)
         self.assertEqual(
             bytes.fromhex(envelope).decode("utf-8"),
@@ -55,7 +55,7 @@ class TestWorld(unittest.TestCase):
         world = world_of_two(LaunchSettings({"c": entry}, WorkerFields(nccl_socket_ifname="ib0")))
         workers = [
             json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))["worker"]
-            for member, ranks in world.seats
+            for member, ranks in world.assignments
         ]
         self.assertEqual(
             workers,
@@ -81,7 +81,7 @@ class TestWorld(unittest.TestCase):
         )
 
     def test_there_is_a_relay_spec_only_where_there_is_a_coordinator(self) -> None:
-        world, member, ranks = self.seat(1)
+        world, member, ranks = self.assignment(1)
         self.assertIsNone(world.relay_spec_hex(member, ranks, "10.0.0.100", 29500))
         for relay, data_channel, ceiling in (
             (RelaySettings(), "false", 1073741824),
@@ -101,7 +101,7 @@ class TestWorld(unittest.TestCase):
         self.assertNotIn("salt", repr(world_of_two()))
 
     def test_each_host_has_its_own_ranks_devices_and_way_to_the_controller(self) -> None:
-        world, member, ranks = self.seat(1)
+        world, member, ranks = self.assignment(1)
         envelope = json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "fd00::1", 1)))
         self.assertEqual(
             envelope,
@@ -128,11 +128,11 @@ class TestWorld(unittest.TestCase):
         )
 
     def test_each_host_is_told_whether_there_is_a_store(self) -> None:
-        without, member, ranks = self.seat(0)
+        without, member, ranks = self.assignment(0)
         for world, right in ((without, False), (replace(without, store=True), True)):
             envelope = json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))
             self.assertIs(envelope["flodl_tw"]["store"], right)
 
     def test_a_name_in_another_script_is_utf_8_in_the_envelope(self) -> None:
-        world, member, ranks = self.seat(1)
+        world, member, ranks = self.assignment(1)
         self.assertIn('"host":"a \\"ü\\""'.encode(), bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))

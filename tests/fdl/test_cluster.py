@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.core.window import SettingError, StartMode
+from flodl_tw.core.errors import SettingError
+from flodl_tw.core.window import StartMode
 from flodl_tw.fdl.cluster import (
     ClusterFile,
     JoinBlock,

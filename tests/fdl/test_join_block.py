@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.agent.settings import AgentSettings, Texts, read_settings
-from flodl_tw.core.window import SettingError
+from flodl_tw.agent.settings import AgentSettings, Texts, read_agent_settings
+from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file
 from flodl_tw.fdl.yaml_nodes import MAX_BYTES
 from tests.agent.test_settings import OTHER, TOKEN, SettingsTestCase
@@ -116,7 +116,7 @@ class FileTestCase(SettingsTestCase):
     ) -> AgentSettings:
         """The settings of a ``join`` that has the file."""
         file = self.read(content)
-        return read_settings(options or {}, [sys.executable], environ or {}, file=file)[0]
+        return read_agent_settings(options or {}, [sys.executable], environ or {}, file=file)[0]
 
     def line(self, content: str | bytes, **more: Any) -> str:
         """The refusal, without the folder."""
@@ -357,7 +357,7 @@ class TestWrongFiles(FileTestCase):
         with contextlib.suppress(SettingError):
             file = self.read(json.dumps({"join": block}))
             program, _ = file.command([sys.executable])
-            settings, _ = read_settings({}, program, {}, file=file)
+            settings, _ = read_agent_settings({}, program, {}, file=file)
             self.assertEqual(settings.program[1:], file.args)
             self.assertTrue(settings.host.strip())
 

@@ -7,8 +7,8 @@ import sys
 import unittest
 from typing import Any
 
-from flodl_tw.agent.settings import AgentSettings, read_settings
-from flodl_tw.core.window import SettingError
+from flodl_tw.agent.settings import AgentSettings, read_agent_settings
+from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.launcher import Bootstrap, read_bootstrap
 
 SALT = "00112233445566778899aabbccddeeff"
@@ -84,7 +84,7 @@ def hexed(spec: object) -> str:
 def told(text: str) -> AgentSettings:
     """The settings that a bootstrap leads to."""
     orders = read_bootstrap(text)
-    return read_settings(orders.options, [sys.executable], {}, token=orders.token)[0]
+    return read_agent_settings(orders.options, [sys.executable], {}, token=orders.token)[0]
 
 
 class TestBootstrap(unittest.TestCase):

@@ -26,7 +26,7 @@ from sys import executable
 from typing import Any, Protocol, TypeVar, cast
 
 from flodl_tw.core.messages import JoinMessage
-from flodl_tw.testing import HostTalk, make_hello
+from flodl_tw.testing import SimulatedClient, make_hello
 
 WAIT = 60.0
 """Seconds that anything may take that has no limit of its own, on the slowest machine."""
@@ -317,7 +317,7 @@ class Client:
     """A host's side of a real join connection, blocking."""
 
     def __init__(self, port: int, address: str = LOOPBACK, *, token: bytes | None = None, version: int = 4) -> None:
-        self.talk = HostTalk(version, token)
+        self.talk = SimulatedClient(version, token)
         self.socket = socket.create_connection((address, port), WAIT)
         self._messages: deque[JoinMessage] = deque()
 

@@ -23,7 +23,7 @@ from flodl_tw.core.wire import (
     FrameKind,
     encode_frame,
 )
-from flodl_tw.testing import HostTalk, make_hello
+from flodl_tw.testing import SimulatedClient, make_hello
 from tests.loopback.process import (
     LOOPBACK,
     PATIENT,
@@ -106,7 +106,7 @@ class Crowd(ProcessTestCase):
 
     def test_a_join_beside_500_stuck_peers_takes_as_long_as_without(self) -> None:
         alone = [self.join_secs() for _ in range(25)]
-        hello = HostTalk().hello(make_hello("never"))
+        hello = SimulatedClient().hello(make_hello("never"))
         for count, data in ((300, b""), (100, hello[:40]), (100, b"GET /state.json HTTP/1.1\r\nHost: ")):
             for _ in range(count):
                 self.connect(self.controller, data=data)
@@ -116,7 +116,7 @@ class Crowd(ProcessTestCase):
         self.assertLess(statistics.median(beside), 4 * statistics.median(alone) + LAG)
 
     def test_a_scan_that_hangs_up_early_leaves_no_trace(self) -> None:
-        hello = HostTalk().hello(make_hello("never"))
+        hello = SimulatedClient().hello(make_hello("never"))
         parts = [magic[:size] for magic in MAGICS for size in range(4)]
         parts += [JOIN_MAGIC, b"GET ", b"POST", hello[:28], hello[:-1]]
         before, lines = self.controller.state(), loud_lines(self.controller)
@@ -158,8 +158,8 @@ class Crowd(ProcessTestCase):
         many_labels = b"\0\x05never\x01\0" + b"\xfc" + (100_000).to_bytes(4, "little")
         rows = (
             ("malformed", encode_frame(ZERO_KEY, 4, FrameKind.JOIN, many_labels + bytes(1000))),
-            ("bad-label", HostTalk().hello(make_hello("never", gpus=("",) * 60_000))[4:]),
-            ("too-many-devices", HostTalk().hello(make_hello("never", local_devices=bytes(300)))[4:]),
+            ("bad-label", SimulatedClient().hello(make_hello("never", gpus=("",) * 60_000))[4:]),
+            ("too-many-devices", SimulatedClient().hello(make_hello("never", local_devices=bytes(300)))[4:]),
         )
         for round_ in range(2):
             warm = self.controller.resident_kib()
@@ -175,7 +175,9 @@ class Crowd(ProcessTestCase):
         self.assertEqual(self.controller.state()["joined_hosts"], 0)
 
     def test_100000_labels_of_a_hello_over_the_cap_are_not_taken(self) -> None:
-        client = self.connect(self.controller, data=HostTalk().hello(make_hello("never", gpus=("",) * 100_000))[:4096])
+        client = self.connect(
+            self.controller, data=SimulatedClient().hello(make_hello("never", gpus=("",) * 100_000))[:4096]
+        )
         self.assertTrue(ends(client))
         self.controller.said("payload of 100")
 
@@ -242,7 +244,7 @@ class Deadlines(ProcessTestCase):
 
     def test_silent_and_half_said_dials_go_with_one_line_each(self) -> None:
         before = loud_lines(self.controller)
-        hello = HostTalk().hello(make_hello("never"))
+        hello = SimulatedClient().hello(make_hello("never"))
         rows = (
             (b"", "no channel within 1 s"),
             (b"\xe3\x17", "no channel within 1 s"),
@@ -320,7 +322,9 @@ class Visitors(ProcessTestCase):
                 head = head_of(self.controller.http(f"{method} /start HTTP/1.0\r\n\r\n".encode()))
                 self.assertTrue(head.split("\r\n")[0].endswith("405 Method Not Allowed"), head)
                 self.assertIn("\r\nallow: post", head.lower())
-        smuggled = b"POST /nowhere HTTP/1.0\r\nContent-Length: 400\r\n\r\n" + HostTalk().hello(make_hello("gpu-x"))
+        smuggled = b"POST /nowhere HTTP/1.0\r\nContent-Length: 400\r\n\r\n" + SimulatedClient().hello(
+            make_hello("gpu-x")
+        )
         answer = self.controller.http(smuggled + bytes(400))
         self.assertTrue(answer.startswith(b"HTTP/1.1 404 ") or answer.startswith(b"HTTP/1.0 404 "), answer)
         self.assertTrue(ends(self.connect(self.controller, data=JOIN_MAGIC + b"POST /start HTTP/1.0\r\n\r\n")))

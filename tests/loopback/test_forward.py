@@ -24,7 +24,7 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred
 
 from flodl_tw import sockets
-from flodl_tw.channels.forward import DialerLeg, ForwardChannel
+from flodl_tw.channels.forward import DialerLeg, ForwardFactory
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, RENDEZVOUS_MAGIC
@@ -843,7 +843,7 @@ class Legs(ReactorTestCase):
         backend = listener()
         self.addCleanup(backend.close)
         front = FrontDoor(running, limits)
-        channel = ForwardChannel(front, running, "data", endpoint(backend))
+        channel = ForwardFactory(front, running, "data", endpoint(backend))
         legs: list[DialerLeg] = []
 
         def route(peeker: Peeker) -> DialerLeg:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
-from flodl_tw.testing import HostTalk, make_hello
+from flodl_tw.testing import SimulatedClient, make_hello
 from tests.loopback.process import (
     LOOPBACK,
     PATIENT,
@@ -58,7 +58,7 @@ class HalfClose(ProcessTestCase):
         self.assertTrue(body_of(answer).endswith(b"]}"))
 
     def test_an_undecided_peer_is_closed(self) -> None:
-        hello = HostTalk().hello(make_hello("never"))
+        hello = SimulatedClient().hello(make_hello("never"))
         for data in (
             b"",
             b"G",
@@ -110,7 +110,7 @@ class HalfClose(ProcessTestCase):
             self.addCleanup(client.close)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             client.connect((LOOPBACK, self.controller.port))
-            client.sendall(HostTalk().hello(make_hello("gpu-a", gpus=("w" * 255,) * 100)))
+            client.sendall(SimulatedClient().hello(make_hello("gpu-a", gpus=("w" * 255,) * 100)))
             stuck.append(client)
         until(lambda: self.controller.log.count("refused host 'gpu-a'") == before + 10, "the refusals")
         until(lambda: self.controller.descriptors() <= quiet, "the refused are gone")

@@ -1,4 +1,4 @@
-"""Settings that a real ``twistd`` refuses, busy ports, and who may join by where it is bound."""
+"""ControllerSettings that a real ``twistd`` refuses, busy ports, and who may join by where it is bound."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from flodl_tw.limits import Limits
 from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
-from flodl_tw.web.resource import Status, StatusChannel
+from flodl_tw.web.resource import StatusFactory, StatusResource
 from tests.core.store.queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 from tests.waiting import ReactorTestCase, waits
@@ -422,7 +422,7 @@ class DeadlineTests(StatusTestCase):
         self.door.turn()
         self.assertTrue(dial.closed)
         self.line("10.0.0.1:4711", "no whole HTTP request within 5 s", level=LogLevel.info)
-        self.assertEqual(self.door.front.ended, {"request-deadline": 1})
+        self.assertEqual(self.door.ends(), {"request-deadline": 1})
 
     def test_the_first_byte_starts_it_even_before_the_fourth(self) -> None:
         dial = self.door.dial()
@@ -508,7 +508,7 @@ class LargeAnswerTests(ReactorTestCase):
         size = len(clocked.controller.run.state_json())
         self.assertGreater(size, 3_000_000)
         front = FrontDoor(reactor, Limits())
-        status = StatusChannel(front, Status(clocked.controller, front.ended))
+        status = StatusFactory(front, StatusResource(clocked.controller, front.ended))
         front.routes = {b"GET ": status}
 
         async def until(happened: Callable[[], bool]) -> None:
@@ -525,7 +525,7 @@ class LargeAnswerTests(ReactorTestCase):
                 client.settimeout(5)
                 client.connect(("127.0.0.1", port.getHost().port))
                 client.sendall(STATE)
-                await until(lambda: len(front) == 1 and not front.undecided)
+                await until(lambda: len(front) == 1 and not front.pending)
             await until(lambda: not len(front))
         finally:
             await port.stopListening()

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
+from flodl_tw.core.errors import StoreError
 from flodl_tw.core.log_text import quoted
 from flodl_tw.core.store.waits import WAIT_BYTES, Wait, Waiting, WaitLines, text_of
-from flodl_tw.core.store.wire import StoreError, StoreLimits
+from flodl_tw.core.store.wire import StoreLimits
 
 WORKERS_KEY: Final = b"init/"
 """Where every client that waits for its world adds one: the only key without a slash before it."""

@@ -1,6 +1,6 @@
 """torch.distributed's store: queries in; replies, wake-ups and closes out.
 
-A ``StoreConnection`` is one client of one ``KeySpace``.  It answers query by
+A ``StoreSession`` is one client of one ``KeySpace``.  It answers query by
 query, in order; what WAIT and BARRIER are answered with comes when it is time,
 and the queries after them are answered meanwhile (so CANCEL_WAIT can come
 through), as torch's own server does.  The store has no error reply: whatever a
@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from flodl_tw.core.errors import StoreError
 from flodl_tw.core.store.keys import KeySpace
 from flodl_tw.core.store.waits import Wait
-from flodl_tw.core.store.wire import STORE_MAGIC, Opcode, Query, QueryReader, StoreError
+from flodl_tw.core.store.wire import STORE_MAGIC, Opcode, Query, QueryReader
 
 DONE: Final = b"\0"
 """The answer of WAIT and BARRIER, and of a CHECK that found all."""
@@ -44,7 +45,7 @@ _u32: Final = struct.Struct("<I").pack
 
 
 @dataclass(slots=True)
-class Outcome:
+class StoreEffects:
     """What to do after a feed, in this order and before anything else is fed to the store.
 
     Write ``replies`` to this client, and each of ``wakeups`` to its connection.
@@ -55,12 +56,12 @@ class Outcome:
     """
 
     replies: list[bytes] = field(default_factory=list)
-    wakeups: list[tuple[StoreConnection, bytes]] = field(default_factory=list)
+    wakeups: list[tuple[StoreSession, bytes]] = field(default_factory=list)
     close: str | None = None
     more: bool = False
 
 
-class StoreConnection:
+class StoreSession:
     """One client.  ``peer`` is whatever the caller wants to find in a wake-up."""
 
     __slots__ = (
@@ -87,15 +88,15 @@ class StoreConnection:
         self._waits: dict[Wait, None] = {}
         self._names = 0
         # The outcome of the feed under way, and how many bytes of replies it still takes.
-        self._out = Outcome()
+        self._out = StoreEffects()
         self._room = 0
         # What is left of a long answer, and the bytes of the names that it holds.
         self._rest: Iterator[bytes] | None = None
         self._rest_bytes = 0
 
-    def feed(self, data: bytes) -> Outcome:
+    def feed(self, data: bytes) -> StoreEffects:
         """Take bytes of the client's stream, in order."""
-        out = self._out = Outcome()
+        out = self._out = StoreEffects()
         if self.gone:
             return out
         reader = self._reader
@@ -171,7 +172,7 @@ class StoreConnection:
     def _end(self, waits: Sequence[Wait]) -> None:
         """Answer the queries that have waited until now."""
         for wait in waits:
-            owner: StoreConnection = wait.owner
+            owner: StoreSession = wait.owner
             del owner._waits[wait]
             owner._names -= len(wait.keys)
             if owner is self:
@@ -295,24 +296,24 @@ def _listed(keys: Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join([piece for key in part for piece in (_u64(len(key)), key)])
 
 
-_ANSWERS: Final[dict[int, Callable[[StoreConnection, Query], None]]] = {
-    Opcode.VALIDATE: StoreConnection._validate,
-    Opcode.SET: StoreConnection._set,
-    Opcode.COMPARE_SET: StoreConnection._compare_set,
-    Opcode.GET: StoreConnection._get,
-    Opcode.ADD: StoreConnection._add,
-    Opcode.CHECK: StoreConnection._check,
-    Opcode.WAIT: StoreConnection._wait,
-    Opcode.GETNUMKEYS: StoreConnection._num_keys,
-    Opcode.DELETE_KEY: StoreConnection._delete_key,
-    Opcode.APPEND: StoreConnection._append,
-    Opcode.MULTI_GET: StoreConnection._multi_get,
-    Opcode.MULTI_SET: StoreConnection._multi_set,
-    Opcode.CANCEL_WAIT: StoreConnection._cancel_wait,
-    Opcode.PING: StoreConnection._ping,
-    Opcode.QUEUE_PUSH: StoreConnection._queue_push,
-    Opcode.QUEUE_POP: StoreConnection._queue_pop,
-    Opcode.QUEUE_LEN: StoreConnection._queue_len,
-    Opcode.LIST_KEYS: StoreConnection._list_keys,
-    Opcode.BARRIER: StoreConnection._barrier,
+_ANSWERS: Final[dict[int, Callable[[StoreSession, Query], None]]] = {
+    Opcode.VALIDATE: StoreSession._validate,
+    Opcode.SET: StoreSession._set,
+    Opcode.COMPARE_SET: StoreSession._compare_set,
+    Opcode.GET: StoreSession._get,
+    Opcode.ADD: StoreSession._add,
+    Opcode.CHECK: StoreSession._check,
+    Opcode.WAIT: StoreSession._wait,
+    Opcode.GETNUMKEYS: StoreSession._num_keys,
+    Opcode.DELETE_KEY: StoreSession._delete_key,
+    Opcode.APPEND: StoreSession._append,
+    Opcode.MULTI_GET: StoreSession._multi_get,
+    Opcode.MULTI_SET: StoreSession._multi_set,
+    Opcode.CANCEL_WAIT: StoreSession._cancel_wait,
+    Opcode.PING: StoreSession._ping,
+    Opcode.QUEUE_PUSH: StoreSession._queue_push,
+    Opcode.QUEUE_POP: StoreSession._queue_pop,
+    Opcode.QUEUE_LEN: StoreSession._queue_len,
+    Opcode.LIST_KEYS: StoreSession._list_keys,
+    Opcode.BARRIER: StoreSession._barrier,
 }

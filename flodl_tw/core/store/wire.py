@@ -16,15 +16,13 @@ from enum import IntEnum
 from itertools import chain, repeat
 from typing import Final
 
+from flodl_tw.core.errors import StoreError
+
 STORE_MAGIC: Final = 0x3C85F7CE
 """What a VALIDATE carries."""
 
 GATHER_BYTES: Final = 16 * 1024
 """A longer value that has not all arrived is kept in pieces and joined once; smaller pieces are put together."""
-
-
-class StoreError(ValueError):
-    """What ends a client's connection; the store has no other way to refuse."""
 
 
 class Opcode(IntEnum):

@@ -12,7 +12,7 @@ from flodl_tw.core.log_text import counted, shortened
 from flodl_tw.core.store.keys import KeySpace
 from flodl_tw.core.store.wire import StoreLimits
 
-MOST_WAITS = 20
+SHOWN_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""
 KEY_CHARS = 200
 """Characters of such a key that people are shown; it may have some thousand."""
@@ -97,7 +97,7 @@ class WorldStore:
             "max_bytes": keys.limits.total_bytes,
             "waiting": [
                 {"key": each.key, "clients": each.clients, "seconds": int(each.seconds)}
-                for each in keys.waiting(MOST_WAITS)
+                for each in keys.waiting(SHOWN_WAITS)
             ],
         }
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flodl_tw.core.store.session import Outcome, StoreConnection
+from flodl_tw.core.store.session import StoreEffects, StoreSession
 from flodl_tw.core.store.wire import Opcode
 
 HELLO = bytes.fromhex("00cef7853c")
-CAPTURES = sorted((Path(__file__).parents[1] / "vectors" / "tcpstore").glob("*.txt"))
+CAPTURES = sorted((Path(__file__).parents[2] / "vectors" / "tcpstore").glob("*.txt"))
 
 
 def text(value: bytes) -> bytes:
@@ -34,11 +34,11 @@ def many(opcode: Opcode, *fields: bytes, count: int | None = None) -> bytes:
     return bytes((opcode,)) + struct.pack("<Q", count) + b"".join(map(text, fields))
 
 
-def sent(outcome: Outcome) -> bytes:
+def sent(outcome: StoreEffects) -> bytes:
     return b"".join(outcome.replies)
 
 
-def answered(client: StoreConnection, asked: bytes) -> bytes:
+def answered(client: StoreSession, asked: bytes) -> bytes:
     """All that a client is answered, though it be in several parts."""
     outcome = client.feed(asked)
     answer = sent(outcome)

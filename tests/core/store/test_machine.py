@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from flodl_tw.core.store.keys import KeySpace
-from flodl_tw.core.store.session import StoreConnection
+from flodl_tw.core.store.session import StoreSession
 from flodl_tw.core.store.waits import WAIT_BYTES
 from flodl_tw.core.store.wire import Opcode
 from tests.core.store.queries import HELLO, i64, listed, many, q, sent, text
@@ -38,8 +38,8 @@ class Machine(RuleBasedStateMachine):
         # What the model says that each client is to get in this step.
         self.due = [b""] * 4
 
-    def connected(self) -> StoreConnection:
-        client = StoreConnection(self.space)
+    def connected(self) -> StoreSession:
+        client = StoreSession(self.space)
         client.feed(HELLO)
         return client
 
@@ -248,7 +248,7 @@ class Crowd:
 
     def __init__(self, size: int) -> None:
         space = KeySpace(lambda: 0.0)
-        self.clients = [StoreConnection(space, who) for who in range(size)]
+        self.clients = [StoreSession(space, who) for who in range(size)]
         self.got = [b""] * size
         for who in range(size):
             self.feed(who, HELLO)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flodl_tw.core.errors import StoreError
 from flodl_tw.core.store.keys import KeySpace, number_of
 from flodl_tw.core.store.session import (
     JOIN_BYTES,
@@ -17,11 +18,11 @@ from flodl_tw.core.store.session import (
     MOST_WAITS,
     QUERIES_A_FEED,
     REPLY_BYTES,
-    Outcome,
-    StoreConnection,
+    StoreEffects,
+    StoreSession,
 )
 from flodl_tw.core.store.waits import WAIT_BYTES, Waiting
-from flodl_tw.core.store.wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreError, StoreLimits
+from flodl_tw.core.store.wire import GATHER_BYTES, Opcode, Pieces, Query, QueryReader, StoreLimits
 from tests.core.store.queries import (
     CAPTURES,
     HELLO,
@@ -51,19 +52,19 @@ class StoreCase(unittest.TestCase):
         self.now = 100.0
         self.space = KeySpace(lambda: self.now, self.limits)
 
-    def client(self, peer: object = None) -> StoreConnection:
-        client = StoreConnection(self.space, peer)
-        self.assertEqual(client.feed(HELLO), Outcome())
+    def client(self, peer: object = None) -> StoreSession:
+        client = StoreSession(self.space, peer)
+        self.assertEqual(client.feed(HELLO), StoreEffects())
         return client
 
-    def assert_answer(self, client: StoreConnection, asked: bytes, answer: bytes) -> None:
-        self.assertEqual(client.feed(asked), Outcome([answer] if answer else []))
+    def assert_answer(self, client: StoreSession, asked: bytes, answer: bytes) -> None:
+        self.assertEqual(client.feed(asked), StoreEffects([answer] if answer else []))
 
-    def assert_closed(self, client: StoreConnection, asked: bytes, why: str) -> None:
+    def assert_closed(self, client: StoreSession, asked: bytes, why: str) -> None:
         outcome = client.feed(asked)
         self.assertEqual(outcome.close, why)
         self.assertTrue(client.gone)
-        self.assertEqual(client.feed(q(Opcode.GETNUMKEYS)), Outcome())
+        self.assertEqual(client.feed(q(Opcode.GETNUMKEYS)), StoreEffects())
 
 
 class TestCaptures(unittest.TestCase):
@@ -75,12 +76,12 @@ class TestCaptures(unittest.TestCase):
     def test_every_call_is_answered_byte_for_byte(self) -> None:
         for path in CAPTURES:
             space = KeySpace(lambda: 0.0)
-            client = StoreConnection(space)
+            client = StoreSession(space)
             for call in calls(path):
                 for up, down in call.turns:
                     with self.subTest(path.stem, call=call.name):
                         if up.startswith(HELLO):
-                            client = StoreConnection(space)
+                            client = StoreSession(space)
                         outcome = client.feed(up)
                         self.assertTrue(same_answer(call, sent(outcome), down), sent(outcome).hex())
                         self.assertEqual((outcome.close, outcome.more, outcome.wakeups), (None, False, []))
@@ -101,8 +102,8 @@ class TestCaptures(unittest.TestCase):
     def replayed(self, before: list[bytes], pieces: list[bytes]) -> bytes:
         space = KeySpace(lambda: 0.0)
         for up in before:
-            answered(StoreConnection(space), up)
-        client = StoreConnection(space)
+            answered(StoreSession(space), up)
+        client = StoreSession(space)
         return b"".join(answered(client, piece) for piece in pieces)
 
     def as_recorded(self, part: list[Call], answered: bytes) -> bool:
@@ -199,11 +200,11 @@ class TestAnswers(StoreCase):
             (b"\x00\xce\xf7\x85\x3d", "VALIDATE carries 0x3d85f7ce, not 0x3c85f7ce"),
         ):
             with self.subTest(first):
-                self.assert_closed(StoreConnection(self.space), first, why)
+                self.assert_closed(StoreSession(self.space), first, why)
 
     def test_an_opcode_that_is_none_closes_after_what_came_before_it_is_answered(self) -> None:
         outcome = self.client().feed(q(Opcode.GETNUMKEYS) + b"\x13")
-        self.assertEqual(outcome, Outcome([i64(0)], [], "opcode 0x13 is none of torch's store (0x00 to 0x12)"))
+        self.assertEqual(outcome, StoreEffects([i64(0)], [], "opcode 0x13 is none of torch's store (0x00 to 0x12)"))
 
     def test_two_key_spaces_see_nothing_of_each_other(self) -> None:
         self.client().feed(q(Opcode.SET, b"/k", b"old"))
@@ -215,13 +216,13 @@ class TestAnswers(StoreCase):
 class TestWaits(StoreCase):
     """Who is woken when."""
 
-    def waiting_for(self, *keys: bytes) -> StoreConnection:
+    def waiting_for(self, *keys: bytes) -> StoreSession:
         client = self.client()
         self.assert_answer(client, many(Opcode.WAIT, *keys), b"")
         self.assertTrue(client.waiting)
         return client
 
-    def woken(self, outcome: Outcome) -> list[StoreConnection]:
+    def woken(self, outcome: StoreEffects) -> list[StoreSession]:
         self.assertEqual({what for _, what in outcome.wakeups} - {b"\0"}, set())
         return [client for client, _ in outcome.wakeups]
 
@@ -262,7 +263,7 @@ class TestWaits(StoreCase):
 
     def test_a_connection_that_wakes_itself_is_answered_in_order(self) -> None:
         asked = many(Opcode.WAIT, b"/k") + q(Opcode.GET, b"/k") + q(Opcode.ADD, b"/k", 1)
-        self.assertEqual(self.client().feed(asked), Outcome([text(b""), b"\0", i64(1)]))
+        self.assertEqual(self.client().feed(asked), StoreEffects([text(b""), b"\0", i64(1)]))
 
     def test_a_canceled_wait_is_never_answered(self) -> None:
         client = self.waiting_for(b"/a", b"/b")
@@ -273,7 +274,7 @@ class TestWaits(StoreCase):
 
     def test_a_wait_may_have_ended_before_it_is_canceled(self) -> None:
         client = self.waiting_for(b"/a")
-        self.assertEqual(self.client().feed(q(Opcode.SET, b"/a", b"")), Outcome([], [(client, b"\0")]))
+        self.assertEqual(self.client().feed(q(Opcode.SET, b"/a", b"")), StoreEffects([], [(client, b"\0")]))
         self.assert_answer(client, q(Opcode.CANCEL_WAIT), b"\1")
 
     def test_a_lost_connection_waits_no_more(self) -> None:
@@ -296,7 +297,9 @@ class TestWaits(StoreCase):
         self.assert_answer(first, q(Opcode.BARRIER, b"/bar", 3), b"")
         self.assert_answer(second, q(Opcode.BARRIER, b"/bar", 3), b"")
         self.assert_answer(second, many(Opcode.CHECK, b"/bar"), b"\0")
-        self.assertEqual(third.feed(q(Opcode.BARRIER, b"/bar", 3)), Outcome([b"\0"], [(first, b"\0"), (second, b"\0")]))
+        self.assertEqual(
+            third.feed(q(Opcode.BARRIER, b"/bar", 3)), StoreEffects([b"\0"], [(first, b"\0"), (second, b"\0")])
+        )
         self.assertEqual(sent(first.feed(q(Opcode.BARRIER, b"/bar", 3) + q(Opcode.GET, b"/bar"))), b"\0" + text(b"4"))
 
     def test_an_unfinished_barrier_ends_no_wait_and_a_set_opens_it(self) -> None:
@@ -337,7 +340,7 @@ class TestQueues(StoreCase):
     def test_a_queue_that_is_there_is_not_waited_for_beside_a_key_that_is_not(self) -> None:
         client, setter = self.client(), self.client()
         client.feed(q(Opcode.QUEUE_PUSH, b"/q", b"1") + many(Opcode.WAIT, b"/q", b"/k"))
-        self.assertEqual(setter.feed(q(Opcode.SET, b"/k", b"")), Outcome([], [(client, b"\0")]))
+        self.assertEqual(setter.feed(q(Opcode.SET, b"/k", b"")), StoreEffects([], [(client, b"\0")]))
 
     def test_each_item_wakes_the_oldest_who_needs_nothing_else(self) -> None:
         both, first, second, pusher = (self.client() for _ in range(4))
@@ -453,7 +456,7 @@ class TestCaps(StoreCase):
     def test_unfinished_queries_count_and_leave_with_their_connection(self) -> None:
         client, other = self.client(), self.client()
         pairs = many(Opcode.MULTI_SET, b"/a", b"x" * 64, b"/b", b"x" * 64, count=4)
-        self.assertEqual(client.feed(pairs), Outcome())
+        self.assertEqual(client.feed(pairs), StoreEffects())
         held = self.space.held
         self.assertEqual(held, len(pairs) - 1)
         self.assert_closed(
@@ -576,7 +579,7 @@ class TestBigValues(StoreCase):
 class TestLists(StoreCase):
     """A list of keys is made as it goes out: a million of them hold nobody up."""
 
-    def all_parts(self, client: StoreConnection, asked: bytes) -> list[bytes]:
+    def all_parts(self, client: StoreSession, asked: bytes) -> list[bytes]:
         """What each feed gave, until nothing is left to be done."""
         outcome = client.feed(asked)
         parts = [sent(outcome)]
@@ -654,7 +657,7 @@ class TestTurns(StoreCase):
         for count, more in ((QUERIES_A_FEED, True), (QUERIES_A_FEED, True), (1, False)):
             self.assertEqual((sent(outcome), outcome.more), (i64(0) * count, more))
             outcome = client.feed(b"")
-        self.assertEqual(outcome, Outcome())
+        self.assertEqual(outcome, StoreEffects())
 
     def test_as_many_as_are_taken_leave_nothing_to_be_done(self) -> None:
         self.assertFalse(self.client().feed(q(Opcode.GETNUMKEYS) * QUERIES_A_FEED).more)
@@ -663,7 +666,7 @@ class TestTurns(StoreCase):
         client = self.client()
         outcome = client.feed(q(Opcode.GETNUMKEYS) * QUERIES_A_FEED + q(Opcode.GET, b"/k")[:-1])
         self.assertTrue(outcome.more)
-        self.assertEqual(client.feed(b""), Outcome())
+        self.assertEqual(client.feed(b""), StoreEffects())
         self.assert_answer(client, b"k", text(b""))
 
 

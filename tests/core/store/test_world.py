@@ -9,10 +9,10 @@ from twisted.internet.task import Clock
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger
-from flodl_tw.core.store.session import StoreConnection
+from flodl_tw.core.store.session import StoreSession
 from flodl_tw.core.store.waits import WAIT_BYTES
 from flodl_tw.core.store.wire import Opcode, StoreLimits
-from flodl_tw.core.store.world import KEY_CHARS, MOST_WAITS, Unread, WorldStore
+from flodl_tw.core.store.world import KEY_CHARS, SHOWN_WAITS, Unread, WorldStore
 from flodl_tw.testing import make_hello
 from tests.core.store.queries import HELLO, many, q
 
@@ -49,8 +49,8 @@ class WorldStoreTestCase(unittest.TestCase):
         members = [member for member, _ in ledger.roster()]
         return WorldStore(members, 4 * len(members), self.clock.seconds, StoreLimits())
 
-    def client(self, store: WorldStore, data: bytes = b"") -> StoreConnection:
-        connection = StoreConnection(store.keys)
+    def client(self, store: WorldStore, data: bytes = b"") -> StoreSession:
+        connection = StoreSession(store.keys)
         self.assertIsNone(connection.feed(HELLO + data).close)
         return connection
 
@@ -137,10 +137,10 @@ class TestView(WorldStoreTestCase):
 
     def test_only_what_is_waited_for_longest_is_shown(self) -> None:
         store = self.store()
-        for number in range(MOST_WAITS + 5):
+        for number in range(SHOWN_WAITS + 5):
             self.client(store, many(Opcode.WAIT, b"/%d" % number))
             self.clock.advance(1)
-        self.assertEqual([each["key"] for each in store.view()["waiting"]], [f"/{n}" for n in range(MOST_WAITS)])
+        self.assertEqual([each["key"] for each in store.view()["waiting"]], [f"/{n}" for n in range(SHOWN_WAITS)])
 
     def test_a_long_key_is_cut_for_people_and_whole_for_programs(self) -> None:
         store = self.store()
