@@ -11,23 +11,16 @@ import errno
 import os
 import resource
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
-
-from twisted.internet import tcp
-from twisted.python.failure import Failure
 
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.limits import BACKLOG, KEEPALIVE_PROBES, Limits
 
-# Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".
-_LAST_ACK_RECV_OFFSET: Final = 8 + 12 * 4
 _MOST_KEEPALIVE_SECS: Final = 32767
 _MOST_MS: Final = (1 << 31) - 1
-_TCP_INFO_BYTES: Final = _LAST_ACK_RECV_OFFSET + 4
 
 
 def listen(interface: str, port: int, limits: Limits) -> socket.socket:
@@ -196,60 +189,3 @@ def tune_backend(transport: Any, limits: Limits) -> None:
     handle = cast(socket.socket, transport.getHandle())
     if handle.family in (socket.AF_INET, socket.AF_INET6):
         _tune(handle, limits)
-
-
-class WatchedServer(tcp.Server):
-    """An accepted connection that remembers whether its peer had fallen silent when it ended.
-
-    Twisted reports a reset and a timeout alike, and has closed the socket by
-    the time a protocol hears of it, so the kernel is asked just before.
-    """
-
-    silent_after_ms = 0
-    went_silent = False
-    _writes = False
-
-    def send(self, data: bytes) -> None:
-        """Write, past the reactor where nothing waits to be written: to be told when costs more than the writing."""
-        if not self._writes and self.connected and not self.disconnecting:
-            sent = self.writeSomeData(data)
-            if sent == len(data):
-                return
-            if isinstance(sent, int):
-                data = data[sent:]
-            # A connection that is lost is no number; the reactor is to meet with that, too.
-        self.write(data)
-
-    def startWriting(self) -> None:
-        self._writes = True
-        super().startWriting()
-
-    def stopWriting(self) -> None:
-        self._writes = False
-        super().stopWriting()
-
-    def connectionLost(self, reason: Failure) -> None:
-        if self.silent_after_ms:
-            try:
-                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            except OSError:
-                info = b""
-            if len(info) == _TCP_INFO_BYTES:
-                (last_ack_ms,) = struct.unpack_from("@I", info, _LAST_ACK_RECV_OFFSET)
-                # A peer that lives acknowledges a keepalive probe each keepalive_idle seconds.
-                self.went_silent = last_ack_ms > self.silent_after_ms
-        super().connectionLost(reason)
-
-
-def watched_transport(limits: Limits) -> type[tcp.Server]:
-    """The transport class for a port: its connections know silence from a reset."""
-
-    class Transport(WatchedServer):
-        silent_after_ms = (limits.keepalive_idle + limits.keepalive_interval) * 1000
-
-    return Transport
-
-
-def went_silent(transport: object) -> bool:
-    """Whether the peer of a connection that has just ended had stopped answering."""
-    return bool(getattr(transport, "went_silent", False))

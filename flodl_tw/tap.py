@@ -22,6 +22,7 @@ from twisted.logger import FilteringLogObserver, Logger, LogLevel, LogLevelFilte
 from twisted.python import usage
 
 from flodl_tw import sockets
+from flodl_tw.channels import dead_peer
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.views import join_commands
@@ -119,7 +120,7 @@ class Door(Service):
         # A terminal that hangs up must not take a world with it unannounced.
         signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
         self._port = self._reactor.adoptStreamPort(self._bound.fileno(), self._bound.family, self._front)
-        self._port.transport = sockets.watched_transport(self._settings.limits)
+        self._port.transport = dead_peer.watched_transport(self._settings.limits)
         self._front.port = self._port
         self._port.numberAccepts = self._front.accepts
         # The reactor works on a duplicate.

@@ -12,6 +12,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol
 
 from flodl_tw import sockets
+from flodl_tw.channels import dead_peer
 from flodl_tw.core.errors import SettingError
 from flodl_tw.limits import Limits
 from flodl_tw.state_folder import default_state_dir
@@ -97,7 +98,7 @@ class SendTests(unittest.TestCase):
         self.addCleanup(here.close)
         self.addCleanup(self.peer.close)
         self.watcher = Watcher()
-        server: Any = sockets.WatchedServer
+        server: Any = dead_peer.WatchedServer
         self.transport = server(here, Protocol(), ("127.0.0.1", 1), None, 1, self.watcher)
         self.assertEqual(self.watcher.writers, [])
 

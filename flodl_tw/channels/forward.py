@@ -6,21 +6,20 @@ producer, so back-pressure is Twisted's.  Half-close and resets pass on.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, DNSLookupError
 from twisted.internet.error import TimeoutError as ConnectTimeoutError
-from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, IReadDescriptor, ITransport
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, ITransport
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw import sockets
+from flodl_tw.channels.dead_peer import DeathWatch
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import SettingError
@@ -28,67 +27,6 @@ from flodl_tw.resolver import backend_from_string
 
 LOG_EVERY_SECS: Final = 60
 """An unreachable backend is worth a line a minute, however many dials it costs."""
-
-
-@implementer(IReadDescriptor)
-class DeathWatch:
-    """Notices that a connection has died while nobody reads it.
-
-    A transport that is paused, or has had its last byte, is not in the
-    reactor's poll, and a reset would wait there for a read that may never
-    come.  Errors are reported unasked, so this polls for nothing else.
-    """
-
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
-        self._poll = select.epoll()
-        self._legs: dict[int, Leg] = {}
-        reactor.addReader(self)
-
-    def add(self, leg: Leg) -> None:
-        """The leg is not read from here on."""
-        descriptor = leg.descriptor()
-        if descriptor is None or leg.watched is not None or self._poll.closed:
-            return
-        leg.watched = descriptor
-        self._legs[descriptor] = leg
-        # Told once of each change: a hang-up stays, and would wake the reactor for as long as a slow peer reads.
-        self._poll.register(descriptor, select.EPOLLET)
-
-    def remove(self, leg: Leg) -> None:
-        """The leg is read again, or gone."""
-        descriptor, leg.watched = leg.watched, None
-        if descriptor is None or self._legs.pop(descriptor, None) is None:
-            return
-        # A descriptor that is closed by now has left the poll by itself.
-        with contextlib.suppress(OSError):
-            self._poll.unregister(descriptor)
-
-    def fileno(self) -> int:
-        return self._poll.fileno()
-
-    def logPrefix(self) -> str:
-        return "DeathWatch"
-
-    def doRead(self) -> None:
-        for descriptor, event in self._poll.poll(0):
-            leg = self._legs.get(descriptor)
-            # A hang-up alone says that both sides have shut, and there may be bytes still unread.
-            if leg is not None and event & select.EPOLLERR:
-                leg.died()
-
-    def stop(self) -> None:
-        """Let go of the reactor, once nothing is forwarded any more."""
-        self._reactor.removeReader(self)
-        self._close()
-
-    def connectionLost(self, reason: Failure) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        # The reactor lets go of everything at its end, in no order: legs may still come to be removed.
-        self._legs.clear()
-        self._poll.close()
 
 
 class ForwardFactory:

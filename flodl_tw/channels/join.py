@@ -11,6 +11,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
+from flodl_tw.channels import dead_peer
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify
@@ -100,7 +101,7 @@ class JoinProtocol:
         self.peeker.close()
 
     def connectionLost(self, reason: Failure) -> None:
-        silent = sockets.went_silent(self.peeker.transport)
+        silent = dead_peer.went_silent(self.peeker.transport)
         # Twisted says ConnectionDone for a peer's FIN, and ConnectionLost for everything rougher.
         self._end(LinkEnd.SILENT if silent else LinkEnd.RESET)
 

@@ -17,6 +17,7 @@ from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import Agents, run_reactor
 from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_agent_settings
+from flodl_tw.channels import dead_peer
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.store.wire import StoreLimits
@@ -73,7 +74,7 @@ class LocalController:
         self.port = bound.getsockname()[1]
         self._front.routes = channels(self._front, self.controller, self.port, native_rendezvous=True, reactor=reactor)
         self._listening = reactor.adoptStreamPort(bound.fileno(), bound.family, self._front)
-        self._listening.transport = sockets.watched_transport(limits)
+        self._listening.transport = dead_peer.watched_transport(limits)
         self._front.port = self._listening
         bound.close()
         self.controller.startService()

@@ -14,7 +14,8 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
-from flodl_tw.channels.forward import LOG_EVERY_SECS, DeathWatch, ForwardFactory, Leg
+from flodl_tw.channels.dead_peer import DeathWatch
+from flodl_tw.channels.forward import LOG_EVERY_SECS, ForwardFactory, Leg
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import SettingError

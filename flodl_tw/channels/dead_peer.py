@@ -1,0 +1,151 @@
+"""Peers that died without a word: how silence is told from a reset, and how a death is seen where nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+from typing import Any, Final, Protocol
+
+from twisted.internet import tcp
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from flodl_tw.limits import Limits
+
+# Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".
+_LAST_ACK_RECV_OFFSET: Final = 8 + 12 * 4
+_TCP_INFO_BYTES: Final = _LAST_ACK_RECV_OFFSET + 4
+
+
+class WatchedServer(tcp.Server):
+    """An accepted connection that remembers whether its peer had fallen silent when it ended.
+
+    Twisted reports a reset and a timeout alike, and has closed the socket by
+    the time a protocol hears of it, so the kernel is asked just before.
+    """
+
+    silent_after_ms = 0
+    went_silent = False
+    _writes = False
+
+    def send(self, data: bytes) -> None:
+        """Write, past the reactor where nothing waits to be written: to be told when costs more than the writing."""
+        if not self._writes and self.connected and not self.disconnecting:
+            sent = self.writeSomeData(data)
+            if sent == len(data):
+                return
+            if isinstance(sent, int):
+                data = data[sent:]
+            # A connection that is lost is no number; the reactor is to meet with that, too.
+        self.write(data)
+
+    def startWriting(self) -> None:
+        self._writes = True
+        super().startWriting()
+
+    def stopWriting(self) -> None:
+        self._writes = False
+        super().stopWriting()
+
+    def connectionLost(self, reason: Failure) -> None:
+        if self.silent_after_ms:
+            try:
+                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            except OSError:
+                info = b""
+            if len(info) == _TCP_INFO_BYTES:
+                (last_ack_ms,) = struct.unpack_from("@I", info, _LAST_ACK_RECV_OFFSET)
+                # A peer that lives acknowledges a keepalive probe each keepalive_idle seconds.
+                self.went_silent = last_ack_ms > self.silent_after_ms
+        super().connectionLost(reason)
+
+
+def watched_transport(limits: Limits) -> type[tcp.Server]:
+    """The transport class for a port: its connections know silence from a reset."""
+
+    class Transport(WatchedServer):
+        silent_after_ms = (limits.keepalive_idle + limits.keepalive_interval) * 1000
+
+    return Transport
+
+
+def went_silent(transport: object) -> bool:
+    """Whether the peer of a connection that has just ended had stopped answering."""
+    return bool(getattr(transport, "went_silent", False))
+
+
+class Watched(Protocol):
+    """A connection, as a ``DeathWatch`` sees it."""
+
+    watched: int | None
+    """The descriptor that the watch has of it."""
+
+    def descriptor(self) -> int | None:
+        """Its socket's descriptor, where there is one."""
+
+    def died(self) -> None:
+        """It is dead, and nobody reads it."""
+
+
+@implementer(IReadDescriptor)
+class DeathWatch:
+    """Notices that a connection has died while nobody reads it.
+
+    A transport that is paused, or has had its last byte, is not in the
+    reactor's poll, and a reset would wait there for a read that may never
+    come.  Errors are reported unasked, so this polls for nothing else.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._poll = select.epoll()
+        self._legs: dict[int, Watched] = {}
+        reactor.addReader(self)
+
+    def add(self, leg: Watched) -> None:
+        """The leg is not read from here on."""
+        descriptor = leg.descriptor()
+        if descriptor is None or leg.watched is not None or self._poll.closed:
+            return
+        leg.watched = descriptor
+        self._legs[descriptor] = leg
+        # Told once of each change: a hang-up stays, and would wake the reactor for as long as a slow peer reads.
+        self._poll.register(descriptor, select.EPOLLET)
+
+    def remove(self, leg: Watched) -> None:
+        """The leg is read again, or gone."""
+        descriptor, leg.watched = leg.watched, None
+        if descriptor is None or self._legs.pop(descriptor, None) is None:
+            return
+        # A descriptor that is closed by now has left the poll by itself.
+        with contextlib.suppress(OSError):
+            self._poll.unregister(descriptor)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def logPrefix(self) -> str:
+        return "DeathWatch"
+
+    def doRead(self) -> None:
+        for descriptor, event in self._poll.poll(0):
+            leg = self._legs.get(descriptor)
+            # A hang-up alone says that both sides have shut, and there may be bytes still unread.
+            if leg is not None and event & select.EPOLLERR:
+                leg.died()
+
+    def stop(self) -> None:
+        """Let go of the reactor, once nothing is forwarded any more."""
+        self._reactor.removeReader(self)
+        self._close()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        # The reactor lets go of everything at its end, in no order: legs may still come to be removed.
+        self._legs.clear()
+        self._poll.close()
