@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flodl_tw.controller import AfterRun
+from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import SIGNATURE_BYTES
 from flodl_tw.core.store.wire import StoreLimits
@@ -38,6 +39,22 @@ DEFAULTS: Final[dict[str, Any]] = {
     "start": "auto",
 }
 """What an option is that neither the command nor the cluster file gives."""
+FROM_COMMAND: Final[dict[str, Any]] = {
+    "backend": "nccl",
+    "store": "native",
+    "store-max-bytes": "268435456",
+    "store-max-keys": "1000000",
+    "frame-ceiling": "1073741824",
+    "nccl-socket-ifname": "",
+    "on-loss": "abort",
+    "after-run": "exit",
+    "max-rejects": "1024",
+    "max-pending": "4096",
+    "max-pending-per-host": "1024",
+    "open-admission": False,
+    "allowed-host": (),
+}
+"""What the command itself gives for an option that nobody names: those that no cluster file has."""
 Choice = TypeVar("Choice", bound=Enum)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
@@ -48,24 +65,42 @@ _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """All that a controller is told; ``token`` (16 bytes) is what the operator gave, never what is made."""
+    """All that a controller is told.
 
-    token: bytes | None = field(repr=False)
+    ``token`` (16 bytes) makes admission credentialed, and ``token_source``
+    says for people where it is from.  ``interface``, ``port``, ``port_file``,
+    ``open_admission``, ``state_dir`` and ``warnings`` are for who opens the
+    port; the server itself has no use for them.
+    """
 
-    run: RunSettings
-    limits: Limits
-    backends: Mapping[str, str]
-    native_rendezvous: bool
-    interface: str
-    port: int
-    port_file: Path | None
-    open_admission: bool
-    after_run: AfterRun
-    max_pending: int
-    max_pending_per_host: int
-    allowed_hosts: tuple[str, ...]
-    state_dir: Path
-    warnings: tuple[str, ...]
+    run: RunSettings = field(default_factory=RunSettings)
+    token: bytes | None = field(default=None, repr=False)
+    token_source: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    native_rendezvous: bool = True
+    after_run: AfterRun = AfterRun.HOLD
+    max_pending: int = 4096
+    max_pending_per_host: int = 1024
+    allowed_hosts: tuple[str, ...] = ()
+    interface: str = ""
+    port: int = DEFAULT_PORT
+    port_file: Path | None = None
+    open_admission: bool = False
+    state_dir: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ControllerSettings:
+        """What ``twistd flodl-controller`` would make of ``options``: texts or numbers, by their long names.
+
+        An option that is not named has its default; ``environ`` is taken for
+        empty.  Raises SettingError for the first that cannot be used.
+        """
+        given = {
+            name: value if isinstance(value, bool | list | tuple) else str(value) for name, value in options.items()
+        }
+        return read_controller_settings({**FROM_COMMAND, **given}, environ or {})
 
 
 def _number(options: Mapping[str, Any], name: str, least: int, most: int) -> int:
@@ -126,20 +161,23 @@ def _window(options: Mapping[str, Any], scale: float) -> WindowSettings:
     return settings
 
 
-def _token(options: Mapping[str, Any], environ: Mapping[str, str], cluster: ClusterFile | None) -> bytes | None:
-    """The operator's token, from the first of its sources."""
+def _token(
+    options: Mapping[str, Any], environ: Mapping[str, str], cluster: ClusterFile | None
+) -> tuple[bytes | None, str]:
+    """The operator's token, from the first of its sources, and that source."""
     path = options["token-file"]
     if path is not None:
         token: bytes | None = read_token_file(path)
-        source = "--token-file"
+        source, asks = path, "--token-file"
     elif TOKEN_VARIABLE in environ:
         token = parse_token(environ[TOKEN_VARIABLE], TOKEN_VARIABLE, "(not shown)")
-        source = TOKEN_VARIABLE
+        source = asks = TOKEN_VARIABLE
     else:
-        token, source = (None, "") if cluster is None else (cluster.token, "the cluster file's token")
+        token, asks = (None, "") if cluster is None else (cluster.token, "the cluster file's token")
+        source = options["cluster"] or ""
     if token is not None and _open_admission(options, cluster):
-        raise SettingError("--open-admission", "", f"{source} asks for credentialed admission", "drop one of the two")
-    return token
+        raise SettingError("--open-admission", "", f"{asks} asks for credentialed admission", "drop one of the two")
+    return token, source
 
 
 def _backends(options: Mapping[str, Any]) -> dict[str, str]:
@@ -240,6 +278,7 @@ def read_controller_settings(options: Mapping[str, Any], environ: Mapping[str, s
     cluster = _cluster(given)
     options = {**DEFAULTS, **(_from_file(cluster, given) if cluster else {}), **given}
     backends = _backends(options)
+    token, source = _token(options, environ, cluster)
     return ControllerSettings(
         run=RunSettings(
             window=_window(options, scale),
@@ -258,7 +297,8 @@ def read_controller_settings(options: Mapping[str, Any], environ: Mapping[str, s
         port=_port(options),
         port_file=None if options["port-file"] is None else Path(options["port-file"]).absolute(),
         open_admission=_open_admission(options, cluster),
-        token=_token(options, environ, cluster),
+        token=token,
+        token_source=source if token is not None else None,
         after_run=_choice(options, "after-run", AfterRun),
         max_pending=_number(options, "max-pending", 1, MAX_COUNT),
         max_pending_per_host=_number(options, "max-pending-per-host", 1, MAX_COUNT),

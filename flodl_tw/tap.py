@@ -182,16 +182,14 @@ def makeService(options: Options) -> MultiService:
     """
     try:
         settings = read_controller_settings(options, os.environ)
-        named = options["token-file"] or (TOKEN_VARIABLE if TOKEN_VARIABLE in os.environ else options["cluster"])
-        token_source = named if settings.token is not None else None
         # A child has no use for it.
         os.environ.pop(TOKEN_VARIABLE, None)
-        return _assemble(settings, token_source)
+        return _assemble(settings)
     except SettingError as error:
         raise SystemExit(f"flodl-controller: {error}") from None
 
 
-def _assemble(settings: ControllerSettings, token_source: str | None) -> MultiService:
+def _assemble(settings: ControllerSettings) -> MultiService:
     # Inside the function: importing klein or the reactor would install one too early.
     import time
 
@@ -208,9 +206,10 @@ def _assemble(settings: ControllerSettings, token_source: str | None) -> MultiSe
     descriptors = sockets.raise_descriptor_limit()
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
     port = bound.getsockname()[1]
+    assert settings.state_dir is not None
     folder = StateFolder(settings.state_dir, port)
     token = settings.token
-    source = token_source
+    source = settings.token_source
     if token is None and not settings.open_admission and not sockets.bound_to_loopback(bound):
         token = folder.made_token()
         source = str(folder.token_file)

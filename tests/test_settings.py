@@ -233,3 +233,21 @@ class ClusterTests(SettingsTestCase):
         join = "discovery: true, tunnel_only: true, min_rank_start: 1"
         self.assertEqual(self.settings(join=join).interface, "127.0.0.1")
         self.assertEqual(self.settings("--interface", "::1", join=join).interface, "::1")
+
+
+class EmbeddedSettingsTests(unittest.TestCase):
+    """Settings as an application makes them, without a command line."""
+
+    def test_an_option_that_is_not_named_has_the_commands_default(self) -> None:
+        command = Options()
+        command.parseOptions([])
+        self.assertEqual(ControllerSettings.from_options({}), read_controller_settings(command, {}))
+
+    def test_numbers_and_flags_do_as_texts(self) -> None:
+        made = ControllerSettings.from_options({"min-rank-start": 2, "target-ranks": "4", "open-admission": True})
+        self.assertEqual((made.run.window.min_rank_start, made.run.window.target_ranks), (2, 4))
+        self.assertTrue(made.open_admission)
+
+    def test_what_cannot_be_used_is_refused_as_the_command_refuses_it(self) -> None:
+        with self.assertRaisesRegex(SettingError, "--target-ranks 1: the least is --min-rank-start, 2"):
+            ControllerSettings.from_options({"min-rank-start": 2, "target-ranks": 1})
