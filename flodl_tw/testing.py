@@ -163,10 +163,6 @@ class FakeTransport(StringTransport):
     def getHandle(self) -> None:
         """There is no socket."""
 
-    def send(self, data: bytes) -> None:
-        """What an accepted connection writes at once; here as everything is."""
-        self.write(data)
-
     def loseConnection(self) -> None:
         self.disconnecting = True
         if self.reads:

@@ -103,21 +103,21 @@ class SendTests(unittest.TestCase):
         self.assertEqual(self.watcher.writers, [])
 
     def test_what_the_kernel_takes_is_gone_at_once(self) -> None:
-        self.transport.send(b"one")
-        self.transport.send(b"two")
+        dead_peer.send(self.transport, b"one")
+        dead_peer.send(self.transport, b"two")
         self.assertEqual(self.watcher.writers, [])
         self.assertEqual(self.peer.recv(100), b"onetwo")
 
     def test_what_it_does_not_take_waits_for_its_turn_and_nothing_overtakes_it(self) -> None:
         sent = [bytes((number,)) * 65536 for number in range(64)]
         for part in sent:
-            self.transport.send(part)
+            dead_peer.send(self.transport, part)
         self.assertEqual(self.watcher.writers, [self.transport])
         got = b""
         while self.watcher.writers:
             got += self.peer.recv(65536)
             self.assertIsNone(self.transport.doWrite())
-        self.transport.send(b"last")
+        dead_peer.send(self.transport, b"last")
         self.assertEqual(self.watcher.writers, [])
         whole = b"".join(sent) + b"last"
         while len(got) < len(whole):
@@ -126,13 +126,13 @@ class SendTests(unittest.TestCase):
 
     def test_what_is_written_before_it_leaves_before_it(self) -> None:
         self.transport.write(b"one")
-        self.transport.send(b"two")
+        dead_peer.send(self.transport, b"two")
         self.transport.doWrite()
         self.assertEqual(self.peer.recv(100), b"onetwo")
 
     def test_a_peer_that_has_gone_is_left_to_the_reactor(self) -> None:
         self.peer.close()
-        self.transport.send(b"one")
+        dead_peer.send(self.transport, b"one")
         self.assertEqual(self.watcher.writers, [self.transport])
         self.assertIsInstance(self.transport.doWrite(), ConnectionLost)
 

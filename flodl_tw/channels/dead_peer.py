@@ -9,7 +9,7 @@ import struct
 from typing import Any, Final, Protocol
 
 from twisted.internet import tcp
-from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.interfaces import IReadDescriptor, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -29,25 +29,18 @@ class WatchedServer(tcp.Server):
 
     silent_after_ms = 0
     went_silent = False
-    _writes = False
+    _writing = False
 
-    def send(self, data: bytes) -> None:
-        """Write, past the reactor where nothing waits to be written: to be told when costs more than the writing."""
-        if not self._writes and self.connected and not self.disconnecting:
-            sent = self.writeSomeData(data)
-            if sent == len(data):
-                return
-            if isinstance(sent, int):
-                data = data[sent:]
-            # A connection that is lost is no number; the reactor is to meet with that, too.
-        self.write(data)
+    def at_rest(self) -> bool:
+        """Whether it is open, and no bytes wait for the kernel to have room."""
+        return not self._writing and bool(self.connected) and not self.disconnecting
 
     def startWriting(self) -> None:
-        self._writes = True
+        self._writing = True
         super().startWriting()
 
     def stopWriting(self) -> None:
-        self._writes = False
+        self._writing = False
         super().stopWriting()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -63,6 +56,22 @@ class WatchedServer(tcp.Server):
         super().connectionLost(reason)
 
 
+def send(transport: ITransport, data: bytes) -> None:
+    """Write to any transport; at once where it is an accepted socket and nothing waits before these bytes.
+
+    Twisted's ``write`` first asks the reactor to be told when the kernel has
+    room, and that costs more than the writing itself.
+    """
+    if isinstance(transport, WatchedServer) and transport.at_rest():
+        sent = transport.writeSomeData(data)
+        if sent == len(data):
+            return
+        # A lost connection gives an exception in place of a count; write() lets the reactor find the loss.
+        if isinstance(sent, int):
+            data = data[sent:]
+    transport.write(data)
+
+
 def watched_transport(limits: Limits) -> type[tcp.Server]:
     """The transport class for a port: its connections know silence from a reset."""
 
@@ -74,6 +83,7 @@ def watched_transport(limits: Limits) -> type[tcp.Server]:
 
 def went_silent(transport: object) -> bool:
     """Whether the peer of a connection that has just ended had stopped answering."""
+    # A TLS transport hands the question on to the one that it wraps.
     return bool(getattr(transport, "went_silent", False))
 
 

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw import sockets
+from flodl_tw.channels.dead_peer import send
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd
@@ -167,7 +168,7 @@ class StoreProtocol:
     def write(self, data: bytes, *, at_once: bool = True) -> None:
         """An answer that this client has waited for, at once or in one of the next turns."""
         if at_once and not self._unsent:
-            self._transport.send(data)
+            send(self._transport, data)
             return
         self._unsent.append(data)
         self._go_on_later()
@@ -217,7 +218,7 @@ class StoreProtocol:
 
     def _send_part(self) -> None:
         if self._unsent and not self._paused:
-            self._transport.send(self._next_part())
+            send(self._transport, self._next_part())
 
     def _next_part(self) -> bytes:
         """What to write next: small answers together, a piece of a long one alone."""
