@@ -18,15 +18,14 @@ from flodl_tw.cli.client import MAX_CHARS, Answer, ControllerAddress, ForeignAns
 from flodl_tw.cli.http_client import make_http
 from flodl_tw.cli.status_text import (
     OPEN_PHASES,
-    Fields,
     RunState,
-    ShapeError,
     parse_state,
     spans,
     state_lines,
     store_lines,
     why_lines,
 )
+from flodl_tw.core.fields import Fields, ShapeError
 from flodl_tw.core.log_text import counted, printable, shortened
 
 __all__ = ["ControllerAddress", "abort", "check", "make_http", "start", "status", "watch"]
@@ -152,7 +151,7 @@ async def _start(http: HTTPClient, controller: ControllerAddress, say: Say) -> i
     answer = _approved(await ask(http, controller, "POST", "/start"), "POST /start")
     _require(answer, "armed")
     fields = _fields(answer)
-    joined, quorum = fields.count("joined_ranks"), fields.count("min_rank_start")
+    joined, quorum = fields.whole("joined_ranks"), fields.whole("min_rank_start")
     say(f"the run at {controller.shown} is started: {counted(joined, 'rank')} joined, quorum {quorum}")
     return OK
 
@@ -169,7 +168,7 @@ async def _abort(http: HTTPClient, controller: ControllerAddress, say: Say, reas
     body = None if reason is None else {"reason": reason}
     answer = _approved(await ask(http, controller, "POST", "/abort", body=body), "POST /abort")
     _require(answer, "aborted")
-    hosts = _fields(answer).count("joined_hosts")
+    hosts = _fields(answer).whole("joined_hosts")
     say(f"the run at {controller.shown} is aborted: {counted(hosts, 'host')} told")
     return OK
 
@@ -195,7 +194,7 @@ async def _check(
     verdict = answer.object()
     admitted, retry, reason = verdict.get("admitted"), verdict.get("retry"), verdict.get("reason")
     if admitted is True:
-        say(f"{controller.shown} would admit this host: {_ranks(_fields(answer).counts('ranks'))}")
+        say(f"{controller.shown} would admit this host: {_ranks(_fields(answer).wholes('ranks'))}")
         return OK
     if admitted is not False or not isinstance(retry, bool) or not isinstance(reason, str):
         raise foreign(controller, "its verdict is neither an admission nor a refusal with its reason")
@@ -261,4 +260,4 @@ def _require(answer: Answer, key: str) -> None:
 
 
 def _fields(answer: Answer) -> Fields:
-    return Fields(answer.object(), "its answer")
+    return Fields(answer.object(), "its answer's ")

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
+from flodl_tw.core.fields import Fields
 from flodl_tw.core.log_text import counted, printable, shortened
 
 MOST_HOSTS: Final = 64
@@ -29,7 +30,6 @@ PHASES: Final = {
 OPEN_PHASES: Final = ("waiting", "staging")
 OVER_PHASES: Final = ("done", "failed")
 COUNTDOWNS: Final = ("window_remaining_secs", "cap_remaining_secs")
-MOST_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,108 +65,31 @@ class RunState:
         return self.phase in OVER_PHASES
 
 
-class ShapeError(ValueError):
-    """JSON that is not what it should be; the text names where."""
-
-
-class Fields:
-    """Reads the fields of an object that came from the network; a ShapeError names the one that is wrong."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ShapeError(f"{where} is no object")
-        self._object: Mapping[str, Any] = value
-        self._where = where
-
-    def _bad(self, key: str, wrong: str) -> ShapeError:
-        return ShapeError(f"in {self._where}, {key} is {wrong}")
-
-    def text(self, key: str) -> str:
-        """A text."""
-        value = self._object.get(key)
-        if not isinstance(value, str):
-            raise self._bad(key, "no text")
-        return value
-
-    def count(self, key: str) -> int:
-        """A whole number from 0."""
-        value = self._object.get(key)
-        if not _is_count(value):
-            raise self._bad(key, "no count")
-        return value  # type: ignore[return-value]
-
-    def count_or_none(self, key: str) -> int | None:
-        """A whole number from 0, or null, or nothing."""
-        return None if self._object.get(key) is None else self.count(key)
-
-    def text_or_none(self, key: str) -> str | None:
-        """A text, or null, or nothing."""
-        return None if self._object.get(key) is None else self.text(key)
-
-    def flag(self, key: str) -> bool:
-        """True or false; false where there is none."""
-        value = self._object.get(key, False)
-        if not isinstance(value, bool):
-            raise self._bad(key, "neither true nor false")
-        return value
-
-    def items(self, key: str) -> list[Any]:
-        """A list of anything."""
-        value = self._object.get(key)
-        if not isinstance(value, list):
-            raise self._bad(key, "no list")
-        return value
-
-    def counts(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers from 0."""
-        if not all(map(_is_count, self.items(key))):
-            raise self._bad(key, "no list of counts")
-        return tuple(self.items(key))
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts."""
-        if not all(isinstance(item, str) for item in self.items(key)):
-            raise self._bad(key, "no list of texts")
-        return tuple(self.items(key))
-
-    def object(self, key: str) -> Fields:
-        """An object."""
-        return Fields(self._object.get(key), f"{self._where}'s {key}")
-
-    def objects(self, key: str) -> list[Fields]:
-        """A list of objects."""
-        return [Fields(item, f"{self._where}'s {key}") for item in self.items(key)]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**MOST_DIGITS
-
-
-def parse_state(value: object) -> RunState:
+def parse_state(value: Mapping[str, object]) -> RunState:
     """The state from JSON; raises ShapeError that says what is wrong."""
-    fields = Fields(value, "its state")
+    fields = Fields(value, "its state's ")
     return RunState(
         fields.text("phase"),
-        fields.count("joined_ranks"),
-        fields.count("joined_hosts"),
-        fields.count("min_rank_start"),
-        fields.count_or_none("target_ranks"),
-        fields.count_or_none("window_remaining_secs"),
-        fields.count_or_none("cap_remaining_secs"),
-        fields.text_or_none("start_mode"),
+        fields.whole("joined_ranks"),
+        fields.whole("joined_hosts"),
+        fields.whole("min_rank_start"),
+        fields.optional("target_ranks", fields.whole),
+        fields.optional("window_remaining_secs", fields.whole),
+        fields.optional("cap_remaining_secs", fields.whole),
+        fields.optional("start_mode", fields.text),
         fields.flag("start_armed"),
-        tuple(_member(Fields(item, "a member")) for item in fields.items("members")),
+        tuple(map(_member, fields.children("members"))),
     )
 
 
 def _member(fields: Fields) -> MemberRow:
     return MemberRow(
         fields.text("host"),
-        fields.counts("ranks"),
-        fields.counts("local_devices"),
+        fields.wholes("ranks"),
+        fields.wholes("local_devices"),
         fields.texts("gpus"),
         fields.text("libtorch"),
-        fields.count("joined_at_secs"),
+        fields.whole("joined_at_secs"),
     )
 
 
@@ -258,34 +181,34 @@ MOST_ERRORS: Final = 8
 """Exceptions of ranks, and keys that are waited for, that are shown."""
 
 
-def why_lines(body: Mapping[str, Any]) -> list[str]:
+def why_lines(body: Mapping[str, object]) -> list[str]:
     """Why the run failed, how many ranks have ended, and what they said of it, from ``run.json``."""
-    fields = Fields(body, "run.json")
-    failure = body.get("failure")
-    lines = [] if failure is None else [f"failed: {shortened(printable(fields.text('failure')), 1000)}"]
-    for each in fields.objects("rank_errors")[:MOST_ERRORS]:
+    fields = Fields(body, "run.json's ")
+    failure = fields.optional("failure", fields.text)
+    lines = [] if failure is None else [f"failed: {shortened(printable(failure), 1000)}"]
+    for each in fields.children("rank_errors")[:MOST_ERRORS]:
         said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
         where = each.text("line")
-        line = f"rank {each.count('rank')}: {said}" + (f", at {where}" if where else "")
+        line = f"rank {each.whole('rank')}: {said}" + (f", at {where}" if where else "")
         lines.append(shortened(printable(line), 1000))
-    exited = fields.count("exited_ranks")
+    exited = fields.whole("exited_ranks")
     if exited and body.get("phase") == "training":
         lines.append(f"exited: {counted(exited, 'rank')} so far")
     return lines
 
 
-def store_lines(body: Mapping[str, Any]) -> list[str]:
+def store_lines(body: Mapping[str, object]) -> list[str]:
     """What the store has and what the ranks wait for, from ``store.json``; nothing where there is no store."""
     if body.get("store") is None:
         return []
-    fields = Fields(body, "store.json").object("store")
+    fields = Fields(body, "store.json's ").child("store")
     lines = [
-        f"store: {fields.count('workers')} of {counted(fields.count('world_size'), 'rank')} came, "
-        f"{counted(fields.count('keys'), 'key')}, {counted(fields.count('bytes'), 'byte')}"
+        f"store: {fields.whole('workers')} of {counted(fields.whole('world_size'), 'rank')} came, "
+        f"{counted(fields.whole('keys'), 'key')}, {counted(fields.whole('bytes'), 'byte')}"
     ]
-    for each in fields.objects("waiting")[:MOST_ERRORS]:
+    for each in fields.children("waiting")[:MOST_ERRORS]:
         key = shortened(printable(each.text("key")), 200)
         lines.append(
-            f"  {counted(each.count('clients'), 'client')} waiting for {key}, {each.count('seconds')} s so far"
+            f"  {counted(each.whole('clients'), 'client')} waiting for {key}, {each.whole('seconds')} s so far"
         )
     return lines

@@ -1,17 +1,38 @@
-"""JSON from somebody else, read strictly: one object whose keys are known, and no value that hurts."""
+"""JSON from somebody else, read strictly: one object, and each of its fields checked as it is taken.
+
+A fault is one line that names the key, the value (short) and the limit.
+"""
 
 from __future__ import annotations
 
+import binascii
 import json
-from collections.abc import Collection
-from typing import Any, Final
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 MAX_DIGITS: Final = 20
 """Digits of a whole number, its sign included; 64 bits need no more."""
+MAX_DEPTH: Final = 64
+"""Lists and objects inside each other."""
+MAX_COUNT: Final = 10**18 - 1
+MAX_U32: Final = (1 << 32) - 1
 SHOWN_CHARS: Final = 64
 
+_UTF8: Final = "in characters that UTF-8 has"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HEX = re.compile("[0-9a-fA-F]*")
 
-def shown(value: Any) -> str:
+
+class ShapeError(ValueError):
+    """JSON that is not what it should be; the text is for people."""
+
+
+def shown(value: object) -> str:
     """A value for an error, short whatever it is; what is nested in it is not looked at."""
     match value:
         case str():
@@ -23,29 +44,55 @@ def shown(value: Any) -> str:
     return json.dumps(value)
 
 
-def is_text(value: Any) -> bool:
-    """Whether the value is a text that has UTF-8: JSON can spell half a surrogate pair, which has none."""
-    if not isinstance(value, str):
-        return False
+def decode_object(data: bytes | str, what: str) -> dict[str, object]:
+    """The object that JSON from somebody else holds; ``what`` names it in a ShapeError, which shows no value."""
     try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        value = _DECODER.decode(data if isinstance(data, str) else data.decode("utf-8"))
+        too_deep = _is_deeper(value, MAX_DEPTH)
+    except UnicodeDecodeError:
+        raise ShapeError(f"{what} is not UTF-8: send JSON in UTF-8") from None
+    except RecursionError:
+        too_deep = True
+    except json.JSONDecodeError as error:
+        raise ShapeError(f"{what} is not JSON: {error}") from None
+    except ValueError as error:
+        raise ShapeError(f"{what} cannot be read: {error}") from None
+    if too_deep:
+        raise ShapeError(f"{what} is nested deeper than {MAX_DEPTH}")
+    if not isinstance(value, dict):
+        raise ShapeError(f"{what} is not an object of JSON")
+    return value
+
+
+def decode_hex_object(text: str, what: str) -> dict[str, object]:
+    """The object whose JSON is given as hex."""
+    try:
+        data = binascii.unhexlify(text)
+    except ValueError:
+        raise ShapeError(f"{what} is not hex") from None
+    return decode_object(data, what)
 
 
 def _whole(digits: str) -> int:
+    # Its digits are not shown: they may be a secret that lacks its quotes.
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"the number {digits[:MAX_DIGITS]}… has {len(digits)} digits, the limit is {MAX_DIGITS}")
+        raise ValueError(f"a number has {len(digits)} digits, the limit is {MAX_DIGITS}")
     return int(digits)
 
 
-def _no_number(name: str) -> float:
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is larger than any that can be used")
+    return number
+
+
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
             raise ValueError(f"the key {shown(key)} comes twice: name it once")
@@ -53,26 +100,141 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_int=_whole, parse_constant=_no_number)
+def _is_deeper(value: object, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in inner)
 
 
-def read_object(data: bytes, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
-    """The object that a request's body holds.  Raises ValueError, with a text for people, where it holds another."""
-    try:
-        value = _DECODER.decode(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError("the body is not UTF-8: send JSON in UTF-8") from None
-    except RecursionError:
-        raise ValueError("the body is nested too deep: send one object, as the documentation has it") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"the body is {shown(value)}: send a JSON object")
-    known = [*required, *optional]
-    for key in value:
-        if key not in known:
-            raise ValueError(f"the key {shown(key)} is not known: the keys are {', '.join(known)}")
-    for key in required:
-        if key not in value:
-            raise ValueError(f"the key {key!r} is missing: these must be there: {', '.join(required)}")
-    return value
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    # JSON can spell half a surrogate pair, which has no UTF-8.
+    return isinstance(value, str) and not _SURROGATE.search(value)
+
+
+def _is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    # A bool is an int to Python, and a 1.0 equals one.
+    return type(value) is int and least <= value <= most
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Reads the fields of an object; what is wrong with one is a ShapeError.
+
+    ``prefix`` stands before a key in errors, such as ``the envelope's ``.
+    With ``shows`` off, no error shows a value.
+    """
+
+    values: Mapping[str, object]
+    prefix: str = ""
+    shows: bool = True
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
+        """Check that these keys are there, and that no others are than the optional ones."""
+        known = [*required, *optional]
+        for key in self.values:
+            if key not in known:
+                raise ShapeError(f"the key {shown(key)} is not known: the keys are {', '.join(known)}")
+        for key in required:
+            if key not in self:
+                raise ShapeError(f"the key {key!r} is missing: these must be there: {', '.join(required)}")
+
+    def wrong(self, key: str, limit: str) -> ShapeError:
+        """The error that the value of ``key`` is, which must be ``limit``."""
+        said = ""
+        if key not in self:
+            said = " is missing: it"
+        elif self.shows:
+            said = f" {shown(self.values[key])}: it"
+        return ShapeError(f"{self.prefix}{key}{said} must be {limit}")
+
+    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
+        """What ``read`` makes of the key, or None where it is absent or null."""
+        return None if self.values.get(key) is None else read(key)
+
+    def text(self, key: str) -> str:
+        """A text that has UTF-8."""
+        value = self.values.get(key)
+        if not _is_text(value):
+            raise self.wrong(key, f"a text, {_UTF8}")
+        return value
+
+    def whole(self, key: str, least: int = 0, most: int = MAX_COUNT) -> int:
+        """A whole number in the range."""
+        value = self.values.get(key)
+        if not _is_whole(value, least, most):
+            raise self.wrong(key, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str) -> int | float:
+        """Any number."""
+        value = self.values.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(key, "a number")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where there is none."""
+        value = self.values.get(key, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def from_hex(self, key: str, size: int) -> bytes:
+        """The ``size`` bytes that a text of hex digits stands for."""
+        value = self.values.get(key)
+        if not isinstance(value, str) or len(value) != 2 * size or not _HEX.fullmatch(value):
+            raise self.wrong(key, f"{2 * size} hex digits")
+        return bytes.fromhex(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        return tuple(self._items(key, _is_text, f"texts, {_UTF8}"))
+
+    def wholes(self, key: str, least: int = 0, most: int = MAX_COUNT, count: int | None = None) -> tuple[int, ...]:
+        """A list of whole numbers in the range, ``count`` of them where that is given."""
+
+        def fits(item: object) -> TypeGuard[int]:
+            return _is_whole(item, least, most)
+
+        limit = f"whole numbers from {least} to {most}"
+        found = tuple(self._items(key, fits, limit if count is None else f"{count} {limit}"))
+        if count not in (None, len(found)):
+            raise self.wrong(key, f"a list of {count} {limit}")
+        return found
+
+    def child(self, key: str) -> Fields:
+        """The fields of an object."""
+        return self._inner(key, self.values.get(key), f"{self.prefix}{key}")
+
+    def children(self, key: str) -> list[Fields]:
+        """The fields of each object of a list."""
+        items = self._list(key, "a list of objects")
+        return [self._inner(key, item, f"{self.prefix}{key}[{place}]") for place, item in enumerate(items)]
+
+    def _inner(self, key: str, value: object, name: str) -> Fields:
+        if not isinstance(value, dict):
+            # Its value is not shown: anything may be in it.
+            raise ShapeError(f"{name} {'must be' if key in self else 'is missing: it must be'} an object")
+        return Fields(value, f"{name}.", self.shows)
+
+    def _items(self, key: str, fits: Callable[[object], TypeGuard[T]], limit: str) -> Iterator[T]:
+        for item in self._list(key, f"a list of {limit}"):
+            if not fits(item):
+                has = f" has {shown(item)}: it" if self.shows else ""
+                raise ShapeError(f"{self.prefix}{key}{has} must be a list of {limit}")
+            yield item
+
+    def _list(self, key: str, limit: str) -> list[object]:
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            raise self.wrong(key, limit)
+        return value

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from flodl_tw.core.errors import WireError
-from flodl_tw.core.fields import is_text, read_object
+from flodl_tw.core.fields import MAX_U32, Fields, ShapeError, decode_object
 
 MAX_REPORT_BYTES: Final = 4 * 1024
 """Payload cap of the frame."""
@@ -52,10 +52,9 @@ def tidy(name: str, text: str) -> str:
 def read_error_file(data: bytes) -> RankError | None:
     """The exception in an error file, or None where there is none that can be read."""
     try:
-        content: Any = json.loads(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
+        told = decode_object(data.decode("utf-8", "replace"), "it").get("message")
+    except ShapeError:
         return None
-    told = content.get("message") if isinstance(content, dict) else None
     stack = ""
     if isinstance(told, dict):
         extra = told.get("extraInfo")
@@ -92,15 +91,9 @@ def report_payload(rank: int, error: RankError) -> bytes:
 def read_report(payload: bytes) -> tuple[int, RankError]:
     """The rank and its exception; WireError where the payload holds none."""
     try:
-        told = read_object(payload, ("rank", "type", "message", "line"))
-    except ValueError as error:
+        fields = Fields(decode_object(payload, "it"))
+        fields.only(("rank", *MOST_CHARS))
+        texts = {name: tidy(name, fields.text(name)) for name in MOST_CHARS}
+        return fields.whole("rank", 0, MAX_U32), RankError(**texts)
+    except ShapeError as error:
         raise WireError(f"a rank's report cannot be read: {error}") from None
-    rank = told["rank"]
-    if type(rank) is not int or not 0 <= rank < 1 << 32:
-        raise WireError("a rank's report names no rank")
-    texts = {}
-    for name in MOST_CHARS:
-        if not is_text(told[name]):
-            raise WireError(f"the {name} of a rank's report is no text")
-        texts[name] = tidy(name, told[name])
-    return rank, RankError(**texts)

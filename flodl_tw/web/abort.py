@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flodl_tw.core.fields import is_text, read_object, shown
+from flodl_tw.core.fields import Fields, decode_object, shown
 from flodl_tw.core.window import Phase
 from flodl_tw.limits import MAX_REASON_BYTES
 from flodl_tw.run import Run
@@ -30,10 +30,9 @@ def read_reason(body: bytes) -> str:
     """The reason that a body gives, or ours where it is empty.  Raises ValueError with a text for people."""
     if not body:
         return NO_REASON
-    reason = read_object(body, ("reason",))["reason"]
-    if not is_text(reason):
-        raise ValueError(f"reason {shown(reason)}: it must be a text, in characters that UTF-8 has")
-    text: str = reason
+    fields = Fields(decode_object(body, "the body"))
+    fields.only(("reason",))
+    text = fields.text("reason")
     if not text.strip():
         raise ValueError(f"reason {shown(text)}: it is blank; say why, or send an empty body")
     size = len(text.encode("utf-8"))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any, Final
 
-from flodl_tw.core.fields import is_text, read_object, shown
+from flodl_tw.core.fields import MAX_U32, Fields, decode_object
 from flodl_tw.core.messages import SIGNATURE_BYTES, VERSIONS, Hello
 
-MAX_U32: Final = (1 << 32) - 1
-_SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
+_REQUIRED: Final = ("host", "local_devices", "gpus", "libtorch", "dataset_sig")
+_OPTIONAL: Final = ("run_id", "nccl_version", "model_sig")
+"""Fields that a hello of version 2 does not have."""
 
 
 def hello_to_json(hello: Hello, version: int) -> dict[str, Any]:
@@ -31,85 +30,30 @@ def hello_to_json(hello: Hello, version: int) -> dict[str, Any]:
     return {**told, "version": version}
 
 
-def _wrong(key: str, value: Any, limit: str) -> ValueError:
-    return ValueError(f"{key} {shown(value)}: it must be {limit}")
-
-
-def _whole(value: Any, most: int) -> bool:
-    # A bool is an int to Python, and a 1.0 equals one.
-    return type(value) is int and 0 <= value <= most
-
-
-def _text(key: str, value: Any) -> str:
-    if not is_text(value):
-        raise _wrong(key, value, "a text, in characters that UTF-8 has")
-    text: str = value
-    return text
-
-
-def _items(key: str, value: Any, fits: Callable[[Any], bool], limit: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _wrong(key, value, f"a list of {limit}")
-    for item in value:
-        if not fits(item):
-            raise ValueError(f"{key} has {shown(item)}: it must be a list of {limit}")
-    return value
-
-
-def _devices(key: str, value: Any) -> bytes:
-    return bytes(_items(key, value, lambda item: _whole(item, 255), "device indices, whole numbers from 0 to 255"))
-
-
-def _texts(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(_items(key, value, is_text, "texts, in characters that UTF-8 has"))
-
-
-def _triple(key: str, value: Any) -> tuple[int, int, int]:
-    limit = f"three whole numbers from 0 to {MAX_U32}: major, minor and patch"
-    items = _items(key, value, lambda item: _whole(item, MAX_U32), limit)
-    if len(items) != 3:
-        raise _wrong(key, value, f"a list of {limit}")
-    return items[0], items[1], items[2]
-
-
-def _signature(key: str, value: Any) -> bytes:
-    if not (isinstance(value, str) and _SIGNATURE.fullmatch(value)):
-        raise _wrong(key, value, f"{2 * SIGNATURE_BYTES} hex digits")
-    return bytes.fromhex(value)
-
-
-def _version(key: str, value: Any) -> int:
-    if not _whole(value, MAX_U32):
-        raise _wrong(key, value, f"a whole number from 0 to {MAX_U32}")
-    number: int = value
-    return number
-
-
-_REQUIRED: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "host": _text,
-    "local_devices": _devices,
-    "gpus": _texts,
-    "libtorch": _text,
-    "dataset_sig": _signature,
-}
-_OPTIONAL: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "run_id": _text,
-    "nccl_version": _triple,
-    "model_sig": _signature,
-    "version": _version,
-}
-
-
 def hello_from_json(data: bytes) -> tuple[Hello, int]:
     """The hello that a request's body holds, and its protocol version (the newest, where it states none).
 
     Raises ValueError with a text that names the key, the value and the limit.
     """
-    given = read_object(data, _REQUIRED, _OPTIONAL)
-    readers = _REQUIRED | _OPTIONAL
-    fields = {key: readers[key](key, value) for key, value in given.items()}
-    version = fields.pop("version", VERSIONS[-1])
-    for key in ("run_id", "nccl_version", "model_sig"):
+    fields = Fields(decode_object(data, "the body"))
+    fields.only(_REQUIRED, (*_OPTIONAL, "version"))
+    hello = Hello(
+        host=fields.text("host"),
+        local_devices=bytes(fields.wholes("local_devices", 0, 255)),
+        gpus=fields.texts("gpus"),
+        libtorch=fields.text("libtorch"),
+        dataset_sig=fields.from_hex("dataset_sig", SIGNATURE_BYTES),
+        run_id=fields.text("run_id") if "run_id" in fields else None,
+        nccl_version=_triple(fields, "nccl_version") if "nccl_version" in fields else None,
+        model_sig=fields.from_hex("model_sig", SIGNATURE_BYTES) if "model_sig" in fields else None,
+    )
+    version = fields.whole("version", 0, MAX_U32) if "version" in fields else VERSIONS[-1]
+    for key in _OPTIONAL:
         if version == 2 and key in fields:
-            raise ValueError(f"{key} {shown(given[key])}: a hello of version 2 has no such field: leave it out")
-    return Hello(**fields), version
+            raise fields.wrong(key, "left out: a hello of version 2 has no such field")
+    return hello, version
+
+
+def _triple(fields: Fields, key: str) -> tuple[int, int, int]:
+    major, minor, patch = fields.wholes(key, 0, MAX_U32, count=3)
+    return major, minor, patch

@@ -510,7 +510,11 @@ class LaterFrameTests(PumpedTestCase):
                 "a report for rank 0, which has been reported as ended",
             ),
             ("no JSON", lambda talk: reported(talk, b"boom"), "a rank's report cannot be read"),
-            ("no rank", lambda talk: reported(talk, REPORT.replace(b"0", b"-1")), "a rank's report names no rank"),
+            (
+                "no rank",
+                lambda talk: reported(talk, REPORT.replace(b"0", b"-1")),
+                "cannot be read: rank -1: it must be a whole number",
+            ),
         ):
             with self.subTest(name):
                 door, dial, other = self.formed()

@@ -30,6 +30,8 @@ REFUSED = (
     "nothing answers at 127.0.0.1:29500: the connection was refused; check that the controller runs, its address "
     "and its port (29500 unless it was told otherwise; flodl's own launcher has 1337)"
 )
+WHOLES = "whole numbers from 0 to 999999999999999999"
+WHOLE = WHOLES.replace("numbers", "number")
 NOT_OURS = "127.0.0.1:29500 answers, but not as a controller does: "
 HINT = "; give the token with --token-file FILE or FLODL_JOIN_TOKEN"
 
@@ -176,7 +178,7 @@ class StatusTests(OperateTestCase):
     def test_another_shape_is_told(self) -> None:
         state = self.failed().controller.run.state_json()
         self.assertEqual(self.status(StubTreq(Pages({b"/state.json": state, b"/run.json": b"{}"}))), 1)
-        self.assertEqual(self.said[-1], NOT_OURS + "in run.json, rank_errors is no list")
+        self.assertEqual(self.said[-1], NOT_OURS + "run.json's rank_errors is missing: it must be a list of objects")
 
     def test_a_controller_that_goes_after_its_state_has_told_it(self) -> None:
         http = self.http(self.failed())
@@ -203,7 +205,7 @@ class StatusTests(OperateTestCase):
         for code, body, text in (
             (200, b"<html>hello\n</html>", "status 200, and no JSON: <html>hello\\n</html>"),
             (200, b"", "status 200, and no JSON: an empty body"),
-            (200, {"members": []}, "in its state, phase is no text"),
+            (200, {"members": []}, "its state's phase is missing: it must be a text, in characters that UTF-8 has"),
             (404, {"error": "not found"}, "GET /state.json gets status 404"),
             (500, b"oops", "GET /state.json gets status 500"),
             (302, b"", "GET /state.json gets status 302"),
@@ -367,8 +369,8 @@ class StartTests(OperateTestCase):
     def test_answers_that_are_no_controllers(self) -> None:
         for code, body, text in (
             (200, {"armed": False, "joined_ranks": 1, "min_rank_start": 1}, "status 200, and armed is not true"),
-            (200, {"armed": True, "min_rank_start": 1}, "in its answer, joined_ranks is no count"),
-            (200, {"armed": True, "joined_ranks": True}, "in its answer, joined_ranks is no count"),
+            (200, {"armed": True, "min_rank_start": 1}, f"its answer's joined_ranks is missing: it must be a {WHOLE}"),
+            (200, {"armed": True, "joined_ranks": True}, f"its answer's joined_ranks true: it must be a {WHOLE}"),
             (200, [], "status 200, and JSON that is no object"),
             (403, {"error": 7}, "status 403 without a reason"),
             (502, b"<h1>Bad Gateway</h1>", "status 502, and no JSON: <h1>Bad Gateway</h1>"),
@@ -457,8 +459,8 @@ class CheckTests(OperateTestCase):
             ({"admitted": False, "reason": "x"}, neither),
             ({"admitted": False, "retry": 0, "reason": "x"}, neither),
             ({"admitted": False, "retry": False}, neither),
-            ({"admitted": True}, "in its answer, ranks is no list"),
-            ({"admitted": True, "ranks": ["0"]}, "in its answer, ranks is no list of counts"),
+            ({"admitted": True}, f"its answer's ranks is missing: it must be a list of {WHOLES}"),
+            ({"admitted": True, "ranks": ["0"]}, f"its answer's ranks has '0': it must be a list of {WHOLES}"),
         ):
             self.said.clear()
             self.assertEqual(self.check(self.canned(200, body), {}), 1)

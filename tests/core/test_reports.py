@@ -196,9 +196,12 @@ class TestReport(unittest.TestCase):
     def test_what_is_no_report_is_refused(self) -> None:
         good = {"rank": 0, "type": "E", "message": "m", "line": "l"}
         for name, value in (
-            *(("names no rank", {**good, "rank": rank}) for rank in (-1, 1 << 32, 1.0, True, None, "0", [0])),
-            *((f"the {key} of a rank's report is no text", {**good, key: 7}) for key in ("type", "message", "line")),
-            ("the message of a rank's report is no text", {**good, "message": "\ud800"}),
+            *(
+                (r"rank .*: it must be a whole number from 0 to 4294967295", {**good, "rank": rank})
+                for rank in (-1, 1 << 32, 1.0, True, None, "0", [0])
+            ),
+            *((f"{key} 7: it must be a text", {**good, key: 7}) for key in ("type", "message", "line")),
+            (r"message '\\ud800': it must be a text", {**good, "message": "\ud800"}),
             ("the key 'line' is missing", {"rank": 0, "type": "E", "message": "m"}),
             ("the key 'more' is not known", {**good, "more": 1}),
             ("cannot be read", [good]),

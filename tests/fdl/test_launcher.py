@@ -14,34 +14,38 @@ from flodl_tw.fdl.launcher import Bootstrap, read_bootstrap
 SALT = "00112233445566778899aabbccddeeff"
 PLAIN: dict[str, Any] = {"host": "gpu-a", "controller_host": "10.0.0.100", "controller_port": 1337}
 WAY_OUT = "start this program with fdl join --bin, or use flodl-tw join"
+TEXT = "must be a text, in characters that UTF-8 has"
+PORT = "its controller_port must be a whole number from 1 to 65535"
+DEVICES = "its local_devices must be a list of whole numbers from 0 to 255"
 WRONG: tuple[tuple[str, Any, str], ...] = (
-    ("host", 1, "its host is no text"),
-    ("host", ["gpu-a"], "its host is no text"),
-    ("controller_host", None, "its controller_host is missing"),
-    ("controller_host", True, "its controller_host is no text"),
-    ("controller_port", None, "its controller_port is missing"),
-    ("controller_port", True, "its controller_port is no number"),
-    ("controller_port", "1337", "its controller_port is no number"),
-    ("controller_port", 1337.0, "its controller_port is no number"),
-    ("controller_port", 0, "its controller_port is not from 1 to 65535"),
-    ("controller_port", -1, "its controller_port is not from 1 to 65535"),
-    ("controller_port", 65536, "its controller_port is not from 1 to 65535"),
-    ("controller_port", 10**4000, "its controller_port is not from 1 to 65535"),
-    ("local_devices", 0, "its local_devices is no list of at most 256"),
-    ("local_devices", {"0": 1}, "its local_devices is no list of at most 256"),
-    ("local_devices", [0] * 257, "its local_devices is no list of at most 256"),
-    ("local_devices", [True], "its local_devices has an entry that is no number from 0 to 255"),
-    ("local_devices", [-1], "its local_devices has an entry that is no number from 0 to 255"),
-    ("local_devices", [256], "its local_devices has an entry that is no number from 0 to 255"),
-    ("local_devices", [0.0], "its local_devices has an entry that is no number from 0 to 255"),
-    ("local_devices", [10**400], "its local_devices has an entry that is no number from 0 to 255"),
-    ("gpu_ram_share", "0.5", "its gpu_ram_share is no number"),
-    ("gpu_ram_share", True, "its gpu_ram_share is no number"),
-    ("salt_hex", 5, "its salt_hex is no text"),
-    ("libtorch", 5, "its libtorch is no text"),
-    ("run_id", {}, "its run_id is no text"),
+    ("host", 1, f"its host {TEXT}"),
+    ("host", ["gpu-a"], f"its host {TEXT}"),
+    ("controller_host", None, f"its controller_host {TEXT}"),
+    ("controller_host", True, f"its controller_host {TEXT}"),
+    ("controller_port", None, PORT),
+    ("controller_port", True, PORT),
+    ("controller_port", "1337", PORT),
+    ("controller_port", 1337.0, PORT),
+    ("controller_port", 0, PORT),
+    ("controller_port", -1, PORT),
+    ("controller_port", 65536, PORT),
+    ("local_devices", 0, DEVICES),
+    ("local_devices", {"0": 1}, DEVICES),
+    ("local_devices", [0] * 257, "its local_devices must be a list of at most 256"),
+    ("local_devices", [True], DEVICES),
+    ("local_devices", [-1], DEVICES),
+    ("local_devices", [256], DEVICES),
+    ("local_devices", [0.0], DEVICES),
+    ("gpu_ram_share", "0.5", "its gpu_ram_share must be a number"),
+    ("gpu_ram_share", True, "its gpu_ram_share must be a number"),
+    ("salt_hex", 5, f"its salt_hex {TEXT}"),
+    ("libtorch", 5, f"its libtorch {TEXT}"),
+    ("run_id", {}, f"its run_id {TEXT}"),
 )
 UNUSABLE: tuple[tuple[str, Any], ...] = (
+    ("controller_port", 10**4000),
+    ("local_devices", [10**400]),
+    ("salt_hex", 10**31),
     ("controller_host", ""),
     ("controller_host", "gpu a"),
     ("controller_host", "http://gpu-a"),
@@ -173,17 +177,9 @@ class TestHostileBootstraps(unittest.TestCase):
             with self.subTest(key, value=str(value)[:20]):
                 self.refused(hexed({**PLAIN, "salt_hex": SALT, key: value}))
 
-    def test_what_is_no_object_is_refused(self) -> None:
-        for value in ([], "x", 1, None, True, [PLAIN], SALT):
-            with self.subTest(value):
-                self.assertEqual(
-                    self.refused(hexed(value)),
-                    f"FLODL_INTERNAL_AGENT_JSON (not shown): it is no JSON object; {WAY_OUT}",
-                )
-
-    def test_what_is_no_hex_of_json_is_refused(self) -> None:
-        for text in ("", "xyz", SALT[:31], json.dumps(PLAIN), "é", *(data.hex() for data in NO_JSON)):
+    def test_what_is_no_hex_of_a_json_object_is_refused(self) -> None:
+        objects = (hexed(value) for value in ([], "x", 1, None, True, [PLAIN], SALT))
+        for text in ("", "xyz", SALT[:31], json.dumps(PLAIN), "é", *objects, *(data.hex() for data in NO_JSON)):
             with self.subTest(text[:20]):
-                self.assertEqual(
-                    self.refused(text), f"FLODL_INTERNAL_AGENT_JSON (not shown): it is no hex of JSON; {WAY_OUT}"
-                )
+                right = f"FLODL_INTERNAL_AGENT_JSON (not shown): it is no hex of a JSON object; {WAY_OUT}"
+                self.assertEqual(self.refused(text), right)

@@ -245,7 +245,7 @@ class BodyTests(AbortTestCase):
             (b" ", "the body is not JSON"),
             (b"\xff", "the body is not UTF-8"),
             (b"reason=x", "the body is not JSON"),
-            (b'"why"', "the body is 'why': send a JSON object"),
+            (b'"why"', "the body is not an object of JSON"),
             (b"{}", "the key 'reason' is missing"),
             (b'{"reason":"a","force":true}', "the key 'force' is not known: the keys are reason"),
             (b'{"reason":"a","reason":"b"}', "the key 'reason' comes twice"),
@@ -259,7 +259,7 @@ class BodyTests(AbortTestCase):
             (json.dumps({"reason": "a" * 513}).encode(), f"reason '{'a' * 64}…': it has 513 bytes, the limit is 512"),
             (json.dumps({"reason": "ü" * 257}).encode(), "it has 514 bytes, the limit is 512"),
             (b'{"a":' * 800, "the body is not"),
-            (b"[" * 4096, "the body is nested too deep"),
+            (b"[" * 4096, "the body is nested deeper than 64"),
         )
         for body, error in table:
             door = self.door()
