@@ -21,14 +21,12 @@ from twisted.web._newclient import ParseError
 from twisted.web.client import RequestGenerationFailed, RequestTransmissionFailed, ResponseFailed
 
 from flodl_tw.cli.http_client import ANSWER_SECS, CONNECT_SECS
-from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
+from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT, show_endpoint
 from flodl_tw.core.log_text import printable, shortened
 
 MAX_ANSWER: Final = 64 * 1024
 MAX_CHARS: Final = 1000
 """Characters that are shown of a text that came with an answer."""
-FDL_PORT: Final = 1337
-"""Where flodl's own launcher listens by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ def show_endpoint(host: str, port: int) -> str:
 
 DEFAULT_PORT: Final = 29500
 """Where a controller listens unless it is told otherwise."""
+FDL_PORT: Final = 1337
+"""Where flodl's own launcher listens, and where its users' files point unless they name a port."""
 
 
 def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from flodl_tw.core.addresses import FDL_PORT
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.fdl.yaml_nodes import Block, Value, read_document, shown
 from flodl_tw.state_folder import parse_token
 
-DEFAULT_PORT: Final = 1337
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
 MAX_DEVICE: Final = 255
@@ -263,7 +263,7 @@ def _cluster(block: Block) -> ClusterFile:
     join = _join(join_block, roster)
     return ClusterFile(
         host=host,
-        port=DEFAULT_PORT if port is None else port,
+        port=FDL_PORT if port is None else port,
         join=join,
         token=read_token(join_block.values.get("token")),
         roster=roster,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from flodl_tw.agent.settings import Placed
-from flodl_tw.core.addresses import MAX_PORT, parse_endpoint
-from flodl_tw.fdl.cluster import DEFAULT_PORT, MAX_DEVICE, read_token
+from flodl_tw.core.addresses import FDL_PORT, MAX_PORT, parse_endpoint
+from flodl_tw.fdl.cluster import MAX_DEVICE, read_token
 from flodl_tw.fdl.yaml_nodes import Block, Value, read_document
 from flodl_tw.state_folder import readable_token
 
@@ -48,7 +48,7 @@ class JoinFile:
             limit = "it asks for a tunnel to the controller, and flodl-tw opens none"
             raise self.block.values["ssh"].location.error(limit, "open it yourself, and give its end as HOST[:PORT]")
         try:
-            return parse_endpoint(value.plain(), DEFAULT_PORT)
+            return parse_endpoint(value.plain(), FDL_PORT)
         except ValueError:
             limit = f"it is no HOST or HOST:PORT with a port from 1 to {MAX_PORT}"
             raise value.error(limit, "write the address that workers dial") from None
