@@ -7,7 +7,8 @@ import unittest
 from dataclasses import asdict
 from pathlib import Path
 
-from flodl_tw.agent.rank_environ import Assignment, Group, rank_environ
+from flodl_tw.agent.assignment import Assignment, Group
+from flodl_tw.agent.rank_environ import rank_environ
 from flodl_tw.cli.main import DEVICE_OPTIONS, HOST_OPTIONS, RANK_OPTIONS
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.refusals import RefusalCode
@@ -71,7 +72,7 @@ class DocumentedTables(unittest.TestCase):
 
     def test_the_agent_page_lists_every_variable_of_torchrun(self) -> None:
         documented = {name for row in table("docs/agent.md", "variable") for name in row[0].split(", ")}
-        assignment = Assignment("gpu-a", (0, 1), 2, 1, {}, Group(0, 1, "id"))
+        assignment = Assignment("gpu-a", (0, 1), 2, 1, ("head", 1), "", Group(0, 1, "id"))
         given = set(rank_environ({}, assignment, 0, "0"))
         self.assertEqual(documented, {name for name in given if not re.match("FLODL|CUDA|HIP", name)})
 

@@ -15,6 +15,7 @@ from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
+from flodl_tw.agent.assignment import read_envelope, read_relay_spec
 from flodl_tw.agent.children import Children
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError, LookUp, look_up
@@ -23,10 +24,10 @@ from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, aborted, closed_silently, rejected, stopped, transient
 from flodl_tw.agent.output import Sink
-from flodl_tw.agent.rank_environ import read_envelope, read_relay_spec, stale
+from flodl_tw.agent.rank_environ import stale
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.agent.spawn import Guardian
-from flodl_tw.core.addresses import DEFAULT_PORT
+from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT
 from flodl_tw.core.ledger import rank_span
 from flodl_tw.core.log_text import counted
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
@@ -41,7 +42,7 @@ LONG_RUN_SECS: Final = 120.0
 """A run that lasted as long begins the delays anew."""
 CHECK: Final = (
     f"check that the controller runs, and its port ({DEFAULT_PORT} unless it was told otherwise; "
-    "flodl's own launcher has 1337)"
+    f"flodl's own launcher has {FDL_PORT})"
 )
 ERR: Final = 2
 

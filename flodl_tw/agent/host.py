@@ -9,12 +9,13 @@ from typing import Any, Final
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 
+from flodl_tw.agent.assignment import Assignment
 from flodl_tw.agent.children import Child, Children
 from flodl_tw.agent.devices import Device
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
-from flodl_tw.agent.rank_environ import Assignment, rank_environ, relay_environ
+from flodl_tw.agent.rank_environ import rank_environ, relay_environ
 from flodl_tw.agent.rank_files import ErrorFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text

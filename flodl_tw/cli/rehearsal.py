@@ -18,10 +18,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
 from flodl_tw.agent.agent import CHECK, REPLY_SECS
+from flodl_tw.agent.assignment import read_envelope
 from flodl_tw.agent.dial import PAUSE_SECS, DialError
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.outcome import SILENT_CLOSES, aborted, closed_silently
-from flodl_tw.agent.rank_environ import read_envelope
 from flodl_tw.cli.rehearsed import Plan, RehearsedHost, bad_lines, faults, good_lines
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.log_text import counted, printable

@@ -15,8 +15,8 @@ from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
 from flodl_tw.core.refusals import RefusalCode
 
 if TYPE_CHECKING:
+    from flodl_tw.agent.assignment import Assignment
     from flodl_tw.agent.link import JoinLink
-    from flodl_tw.agent.rank_environ import Assignment
 
 NAME: Final = "rehearsal"
 """What every host's name begins with, so that nobody takes one for a machine."""
