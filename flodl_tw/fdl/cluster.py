@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from flodl_tw.core.addresses import FDL_PORT
+from flodl_tw.core.tokens import parse_token
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.fdl.yaml_nodes import Block, Value, read_document, shown
-from flodl_tw.state_folder import parse_token
 
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31

@@ -13,7 +13,7 @@ from flodl_tw.core.addresses import MAX_PORT, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.fields import Fields, ShapeError, decode_hex_object
 from flodl_tw.core.ledger import MAX_DEVICES
-from flodl_tw.state_folder import parse_token
+from flodl_tw.core.tokens import parse_token
 
 PROBE_VARIABLE: Final = "FLODL_INTERNAL_MODEL_SIG_PROBE"
 """A launcher that sets it wants the program's model signature, and nothing else."""
@@ -73,5 +73,5 @@ def _bootstrap(fields: Fields) -> Bootstrap:
     if len(devices) > MAX_DEVICES:
         raise fields.wrong("local_devices", f"a list of at most {MAX_DEVICES}")
     salt = fields.optional("salt_hex", fields.text)
-    token = parse_token(salt, f"{BOOTSTRAP_VARIABLE}'s salt_hex", "(not shown)") if salt else None
+    token = parse_token(salt, f"{BOOTSTRAP_VARIABLE}'s salt_hex") if salt else None
     return Bootstrap(options, token, devices or None)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import yaml
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.state_folder import shown_path
+from flodl_tw.core.tokens import shown_path, without_tokens
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
@@ -54,12 +54,11 @@ _KINDS: Final = {
     "seq": "a list",
     "map": "a mapping",
 }
-_LONG_HEX = re.compile("[0-9a-fA-F]{24,}")
 
 
 def shown(text: str, quoted: bool = True) -> str:
     """``text`` for an error: one line, not too long, and no token that stands in a wrong place."""
-    text = _LONG_HEX.sub("(not shown)", text)
+    text = without_tokens(text)
     if len(text) > 60:
         text = text[:57] + "..."
     return repr(text) if quoted or not text.isprintable() else text
@@ -83,7 +82,7 @@ class Location:
         return SettingError(str(self), "" if value is None else f"is {value}", limit, way_out)
 
     def below(self, key: str, node: yaml.Node) -> Location:
-        key = key if re.fullmatch(r"[\w-]+", key) and not _LONG_HEX.search(key) else shown(key)
+        key = key if re.fullmatch(r"[\w-]+", key) and without_tokens(key) == key else shown(key)
         return replace(self, path=f"{self.path}.{key}" if self.path else key, line=node.start_mark.line + 1)
 
     def item(self, index: int, node: yaml.Node) -> Location:

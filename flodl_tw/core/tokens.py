@@ -1,0 +1,52 @@
+"""A run's token as text: how it is read, and how nothing that may be one is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from flodl_tw.core.errors import SettingError
+from flodl_tw.core.wire import SALT_BYTES
+
+TOKEN_VARIABLE: Final = "FLODL_JOIN_TOKEN"  # noqa: S105  a variable's name, no secret
+TOKEN_DIGITS: Final = 2 * SALT_BYTES
+HIDDEN: Final = "(not shown)"
+_TOKEN = re.compile(rf"[0-9a-fA-F]{{{TOKEN_DIGITS}}}")
+_MAYBE = re.compile(r"[0-9a-fA-F]{24,}")
+
+
+def parse_token(text: str, source: str, shown: str = HIDDEN) -> bytes:
+    """The 16 bytes of a token given as hex; a newline at its end is fine.
+
+    Raises SettingError that names ``source``, with ``shown`` for its value; the text itself is never shown.
+    """
+    token = text.strip()
+    if _TOKEN.fullmatch(token):
+        return bytes.fromhex(token)
+    others = " with others among them" if len(token) == TOKEN_DIGITS else ""
+    raise SettingError(
+        source,
+        shown,
+        f"a token is {TOKEN_DIGITS} hex digits, this is {len(token)} characters{others}",
+        "make one with: openssl rand -hex 16" + (", or unset it" if source == TOKEN_VARIABLE else ""),
+    )
+
+
+def without_tokens(text: str) -> str:
+    """A text for people that somebody has typed, without what may be a token, or most of one."""
+    return _MAYBE.sub(HIDDEN, text)
+
+
+def shown_path(path: str) -> str:
+    """A file's path for people, on one line; hidden where it is a token, which was given for its file."""
+    if _TOKEN.fullmatch(path):
+        return HIDDEN
+    return path if path.isprintable() else repr(path)
+
+
+def refuse_argument(words: Iterable[str]) -> None:
+    """Raise SettingError where a command line has ``--token``, which would pass for an abbreviation and be shown."""
+    if any(word.partition("=")[0] == "--token" for word in words):
+        limit = "every user of this machine can see an argument"
+        raise SettingError("--token", HIDDEN, limit, f"use --token-file or {TOKEN_VARIABLE}")
