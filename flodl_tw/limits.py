@@ -44,8 +44,8 @@ SPARE_DESCRIPTORS: Final = 256
 
 
 def parse_scale(text: str | None) -> tuple[float, str | None]:
-    """The time scale that the environment asks for, and a warning where it can't be used."""
-    if text is None:
+    """The time scale that the environment asks for, and a warning where it can't be used; an empty one is unset."""
+    if not text:
         return 1.0, None
     scale = float(text) if _NUMBER.fullmatch(text) else math.nan
     if math.isfinite(scale) and scale >= LEAST_SCALE:

@@ -1,6 +1,6 @@
-"""From option texts to settings that can be used, or one line that says why not.
+"""What a controller is told: from options by name to settings that can be used, or one line that says why not.
 
-Nothing is opened here but the token file; ``tap.py`` binds and starts.
+Nothing is opened here but the token file and the cluster file.
 """
 
 from __future__ import annotations
@@ -8,59 +8,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from flodl_tw.controller import AfterRun
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.messages import SIGNATURE_BYTES
 from flodl_tw.core.store.wire import StoreLimits
-from flodl_tw.core.window import DEFAULT_CAP, StartMode, WindowSettings
+from flodl_tw.core.tokens import TOKEN_VARIABLE
+from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
-from flodl_tw.limits import Limits, parse_scale, scaled
+from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
+from flodl_tw.options import OptionReader, Placed, by_word
 from flodl_tw.run import OnLoss, RunSettings
-from flodl_tw.state_folder import TOKEN_VARIABLE, default_state_dir, parse_token, read_token_file, readable_token
+from flodl_tw.state_folder import default_state_dir, given_token, readable_token
 
 if TYPE_CHECKING:
     from flodl_tw.fdl.cluster import ClusterFile, RosterEntry
 
-NOT_GIVEN: Final = (
-    *("cluster", "port-file", "target-ranks", "max-join-timeout", "rendezvous", "data", "control"),
-    *("token-file", "dataset-sig", "model-sig", "state-dir"),
+NAMES: Final = (
+    *("cluster", "port", "port-file", "interface", "min-rank-start", "target-ranks", "join-timeout"),
+    *("max-join-timeout", "start", "backend", "rendezvous", "data", "control", "store", "store-max-bytes"),
+    *("store-max-keys", "frame-ceiling", "nccl-socket-ifname", "token-file", "dataset-sig", "model-sig", "on-loss"),
+    *("after-run", "max-rejects", "max-pending", "max-pending-per-host", "state-dir", "open-admission"),
+    "allowed-host",
 )
-DEFAULTS: Final[dict[str, Any]] = {
-    **dict.fromkeys(NOT_GIVEN),
-    "port": "29500",
-    "interface": "",
-    "min-rank-start": "1",
-    "join-timeout": "300",
-    "start": "auto",
-}
-"""What an option is that neither the command nor the cluster file gives."""
-FROM_COMMAND: Final[dict[str, Any]] = {
-    "backend": "nccl",
-    "store": "native",
-    "store-max-bytes": "268435456",
-    "store-max-keys": "1000000",
-    "frame-ceiling": "1073741824",
-    "nccl-socket-ifname": "",
-    "on-loss": "abort",
-    "after-run": "exit",
-    "max-rejects": "1024",
-    "max-pending": "4096",
-    "max-pending-per-host": "1024",
-    "open-admission": False,
-    "allowed-host": (),
-}
-"""What the command itself gives for an option that nobody names: those that no cluster file has."""
-Choice = TypeVar("Choice", bound=Enum)
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
+"""The options, by their long names."""
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
-_SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,145 +67,48 @@ class ControllerSettings:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ControllerSettings:
-        """What ``twistd flodl-controller`` would make of ``options``: texts or numbers, by their long names.
+    def from_options(
+        cls, options: Mapping[str, object], environ: Mapping[str, str] | None = None
+    ) -> ControllerSettings:
+        """What ``twistd flodl-controller`` makes of ``options``: texts or numbers, by their long names.
 
-        An option that is not named has its default; ``environ`` is taken for
-        empty.  Raises SettingError for the first that cannot be used.
+        An option that is None or not named has its default; ``environ`` is
+        taken for empty.  Raises SettingError for the first that cannot be used.
         """
-        given = {
-            name: value if isinstance(value, bool | list | tuple) else str(value) for name, value in options.items()
-        }
-        return read_controller_settings({**FROM_COMMAND, **given}, environ or {})
+        for name in options:
+            if name not in NAMES:
+                way_out = "twistd flodl-controller --help lists them, and a name is written with dashes here, too"
+                raise SettingError(f"--{name}", "", "there is no such option", way_out)
+        given = OptionReader(options, environ or {}, variables=False)
+        path = given.get("cluster")
+        if path is None:
+            return _settings(given, None)
+        # Here, so that who has no cluster file does not wait for PyYAML at each start.
+        from flodl_tw.fdl.cluster import read_cluster_file
+
+        cluster = read_cluster_file(path)
+        texts = _texts(cluster, given.get("start")).items()
+        file = {name: Placed(str(value), f"--cluster {path}") for name, value in texts if value is not None}
+        return _settings(given.with_file(file), cluster)
 
 
-def _number(options: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    text = str(options[name])
-    if not _WHOLE.fullmatch(text):
-        raise SettingError(f"--{name}", repr(text[:40]), "it is no whole number", f"give one from {least} to {most}")
-    value = int(text)
-    if not least <= value <= most:
-        raise SettingError(f"--{name}", value, f"the limits are {least} and {most}", "give a number between them")
-    return value
-
-
-def _choice(options: Mapping[str, Any], name: str, kind: type[Choice]) -> Choice:
-    text = options[name]
-    try:
-        return kind(text)
-    except ValueError:
-        words = ", ".join(str(choice.value) for choice in kind)
-        raise SettingError(f"--{name}", repr(text), f"the choices are {words}", "give one of them") from None
-
-
-def _signature(options: Mapping[str, Any], name: str) -> bytes | None:
-    text = options[name]
-    if text is None:
-        return None
-    if not _SIGNATURE.fullmatch(text):
-        raise SettingError(
-            f"--{name}", repr(text), f"a signature is {2 * SIGNATURE_BYTES} hex digits", "copy it from `fdl` whole"
-        )
-    return bytes.fromhex(text)
-
-
-def _backend(options: Mapping[str, Any]) -> bool:
-    if options["backend"] not in ("nccl", "cpu"):
-        raise SettingError("--backend", repr(options["backend"]), "the choices are nccl, cpu", "give one of them")
-    return bool(options["backend"] == "nccl")
-
-
-def _window(options: Mapping[str, Any], scale: float) -> WindowSettings:
-    join_timeout = _number(options, "join-timeout", 1, MAX_SECONDS)
-    if options["max-join-timeout"] is None:
-        # The default follows a window that was made longer than it.
-        max_join_timeout = max(DEFAULT_CAP, join_timeout)
-    else:
-        max_join_timeout = _number(options, "max-join-timeout", 1, MAX_SECONDS)
-    target = options["target-ranks"]
-    settings = WindowSettings(
-        min_rank_start=_number(options, "min-rank-start", 1, MAX_COUNT),
-        target_ranks=None if target is None else _number(options, "target-ranks", 1, MAX_COUNT),
-        join_timeout=join_timeout,
-        max_join_timeout=max_join_timeout,
-        start_mode=_choice(options, "start", StartMode),
-        max_rejects=_number(options, "max-rejects", 0, MAX_COUNT),
-        window_secs=scaled(join_timeout, scale),
-        cap_secs=scaled(max_join_timeout, scale),
-    )
-    settings.check()
-    return settings
-
-
-def _token(
-    options: Mapping[str, Any], environ: Mapping[str, str], cluster: ClusterFile | None
-) -> tuple[bytes | None, str]:
-    """The operator's token, from the first of its sources, and that source."""
-    path = options["token-file"]
-    if path is not None:
-        token: bytes | None = read_token_file(path)
-        source, asks = path, "--token-file"
-    elif TOKEN_VARIABLE in environ:
-        token = parse_token(environ[TOKEN_VARIABLE], TOKEN_VARIABLE, "(not shown)")
-        source = asks = TOKEN_VARIABLE
-    else:
-        token, asks = (None, "") if cluster is None else (cluster.token, "the cluster file's token")
-        source = options["cluster"] or ""
-    if token is not None and _open_admission(options, cluster):
-        raise SettingError("--open-admission", "", f"{asks} asks for credentialed admission", "drop one of the two")
-    return token, source
-
-
-def _backends(options: Mapping[str, Any]) -> dict[str, str]:
-    """The channels that are forwarded, by name, with their endpoints."""
-    named = {name: options[name] for name in ("data", "control") if options[name] is not None}
-    if options["rendezvous"] not in (None, "native", "off"):
-        named["rendezvous"] = options["rendezvous"]
-    return named
-
-
-def _native_rendezvous(options: Mapping[str, Any]) -> bool:
-    chosen = options["rendezvous"]
-    return bool(chosen == "native" or (chosen is None and _backend(options)))
-
-
-def _store(options: Mapping[str, Any]) -> StoreLimits | None:
-    """What torch's store may hold; None where it is off."""
-    chosen = options["store"]
-    if chosen not in ("native", "off"):
-        raise SettingError("--store", repr(chosen), "the choices are native, off", "give one of them")
-    most_bytes = _number(options, "store-max-bytes", 1 << 20, 1 << 40)
-    most_keys = _number(options, "store-max-keys", 1, MAX_COUNT)
-    return StoreLimits(total_bytes=most_bytes, total_keys=most_keys) if chosen == "native" else None
-
-
-def _cluster(given: Mapping[str, Any]) -> ClusterFile | None:
-    if "cluster" not in given:
-        return None
-    # Here, so that who has no cluster file does not wait for PyYAML at each start.
-    from flodl_tw.fdl.cluster import read_cluster_file
-
-    return read_cluster_file(given["cluster"])
-
-
-def _from_file(cluster: ClusterFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the cluster file says, by the names of the options that win over it."""
+def _texts(cluster: ClusterFile, start: str | None) -> dict[str, object]:
+    """What the cluster file says, by the names of the options that win over it; ``start`` is one of them."""
     join = cluster.join
-    values: dict[str, Any] = {
+    return {
         "port": cluster.port,
         "min-rank-start": join.min_rank_start,
-        "target-ranks": _file_target(cluster, given),
+        "target-ranks": _file_target(cluster, start),
         "join-timeout": join.join_timeout,
         "max-join-timeout": join.max_join_timeout,
         "start": None if join.start is None else join.start.value,
         "interface": "127.0.0.1" if cluster.loopback else None,
     }
-    return {name: value for name, value in values.items() if value is not None}
 
 
-def _file_target(cluster: ClusterFile, given: Mapping[str, Any]) -> int | None:
+def _file_target(cluster: ClusterFile, start: str | None) -> int | None:
     """The file's target under the start mode that counts: the roster's ranks where it states none, none in manual."""
-    mode = given.get("start") or (cluster.join.start or StartMode.AUTO).value
+    mode = start or (cluster.join.start or StartMode.AUTO).value
     if mode == StartMode.MANUAL.value:
         return None
     if cluster.join.target_ranks is not None or cluster.join.discovery:
@@ -237,14 +116,109 @@ def _file_target(cluster: ClusterFile, given: Mapping[str, Any]) -> int | None:
     return sum(len(entry.ranks) for entry in cluster.roster.values()) or None
 
 
-def _open_admission(options: Mapping[str, Any], cluster: ClusterFile | None) -> bool:
-    return bool(options["open-admission"]) or (cluster is not None and cluster.join.open_admission is True)
+def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSettings:
+    default = ControllerSettings()
+    scale, warning = parse_scale(given.variable(SCALE_VARIABLE))
+    open_admission = given.flag("open-admission") or (cluster is not None and cluster.join.open_admission is True)
+    token, token_source = _token(given, cluster, open_admission)
+    nccl = given.choice("backend", {"nccl": True, "cpu": False}, True)
+    chosen = given.get("rendezvous")
+    rendezvous = ("native" if nccl else "off") if chosen is None else chosen
+    backends = _backends(given, rendezvous)
+    port_file, state_dir = given.get("port-file"), given.get("state-dir")
+    return ControllerSettings(
+        token=token,
+        token_source=token_source,
+        run=RunSettings(
+            window=_window(given, scale),
+            nccl=nccl,
+            dataset_sig=given.signature("dataset-sig"),
+            model_sig=given.signature("model-sig"),
+            on_loss=given.choice("on-loss", by_word(OnLoss), OnLoss.ABORT),
+            launch=_launch(given, cluster),
+            one_salt=bool(backends),
+            store=_store(given),
+        ),
+        limits=Limits.at(scale),
+        backends=backends,
+        native_rendezvous=rendezvous == "native",
+        interface=given.get("interface") or "",
+        port=_port(given),
+        port_file=None if port_file is None else Path(port_file).absolute(),
+        open_admission=open_admission,
+        after_run=given.choice("after-run", by_word(AfterRun), AfterRun.EXIT),
+        max_pending=given.whole("max-pending", 1, MAX_COUNT, default.max_pending),
+        max_pending_per_host=given.whole("max-pending-per-host", 1, MAX_COUNT, default.max_pending_per_host),
+        allowed_hosts=_allowed_hosts(given),
+        state_dir=Path(state_dir).absolute() if state_dir else default_state_dir(given.environ),
+        warnings=tuple(text for text in (warning, _readable_token(given, cluster)) if text is not None),
+    )
 
 
-def _readable_token(given: Mapping[str, Any], cluster: ClusterFile | None) -> str | None:
-    if cluster is None or cluster.token is None:
+def _token(given: OptionReader, cluster: ClusterFile | None, open_admission: bool) -> tuple[bytes | None, str | None]:
+    """The operator's token, from the first of its sources, and what gave it."""
+    token, source = given_token(given)
+    asks = "--token-file" if given.get("token-file") is not None else TOKEN_VARIABLE
+    if token is None and cluster is not None and cluster.token is not None:
+        token, source, asks = cluster.token, given.get("cluster"), "the cluster file's token"
+    if token is not None and open_admission:
+        raise SettingError("--open-admission", "", f"{asks} asks for credentialed admission", "drop one of the two")
+    return token, source
+
+
+def _readable_token(given: OptionReader, cluster: ClusterFile | None) -> str | None:
+    path = given.get("cluster")
+    if path is None or cluster is None or cluster.token is None:
         return None
-    return readable_token("--cluster", given["cluster"])
+    return readable_token("--cluster", path)
+
+
+def _window(given: OptionReader, scale: float) -> WindowSettings:
+    default = WindowSettings()
+    join_timeout = given.whole("join-timeout", 1, MAX_SECONDS, default.join_timeout)
+    # The default follows a window that was made longer than it.
+    cap = given.whole("max-join-timeout", 1, MAX_SECONDS, max(default.max_join_timeout, join_timeout))
+    settings = WindowSettings(
+        min_rank_start=given.whole("min-rank-start", 1, MAX_COUNT, default.min_rank_start),
+        target_ranks=given.whole("target-ranks", 1, MAX_COUNT, None),
+        join_timeout=join_timeout,
+        max_join_timeout=cap,
+        start_mode=given.choice("start", by_word(StartMode), default.start_mode),
+        max_rejects=given.whole("max-rejects", 0, MAX_COUNT, default.max_rejects),
+        window_secs=scaled(join_timeout, scale),
+        cap_secs=scaled(cap, scale),
+    )
+    settings.check()
+    return settings
+
+
+def _backends(given: OptionReader, rendezvous: str) -> dict[str, str]:
+    """The channels that are forwarded, by name, with their endpoints."""
+    named = {name: given.get(name) for name in ("data", "control")}
+    if rendezvous not in ("native", "off"):
+        named["rendezvous"] = rendezvous
+    return {name: endpoint for name, endpoint in named.items() if endpoint is not None}
+
+
+def _store(given: OptionReader) -> StoreLimits | None:
+    """What torch's store may hold; None where it is off."""
+    default = StoreLimits()
+    limits = StoreLimits(
+        total_bytes=given.whole("store-max-bytes", 1 << 20, 1 << 40, default.total_bytes),
+        total_keys=given.whole("store-max-keys", 1, MAX_COUNT, default.total_keys),
+    )
+    return limits if given.choice("store", {"native": True, "off": False}, True) else None
+
+
+def _launch(given: OptionReader, cluster: ClusterFile | None) -> LaunchSettings:
+    relay = None
+    if given.get("control") is not None:
+        ceiling = given.whole("frame-ceiling", 4096, 1 << 40, RelaySettings().frame_ceiling)
+        relay = RelaySettings(data_channel=given.get("data") is not None, frame_ceiling=ceiling)
+    share = None if cluster is None else cluster.gpu_ram_share
+    roster = {} if cluster is None else {host: _worker_fields(entry, share) for host, entry in cluster.roster.items()}
+    walk_in = WorkerFields(nccl_socket_ifname=given.text("nccl-socket-ifname") or "", gpu_ram_share=share)
+    return LaunchSettings(roster, walk_in, relay)
 
 
 def _worker_fields(entry: RosterEntry, share: float | None) -> WorkerFields:
@@ -257,70 +231,17 @@ def _worker_fields(entry: RosterEntry, share: float | None) -> WorkerFields:
     )
 
 
-def _launch(options: Mapping[str, Any], cluster: ClusterFile | None) -> LaunchSettings:
-    relay = None
-    if options["control"] is not None:
-        ceiling = _number(options, "frame-ceiling", 4096, 1 << 40)
-        relay = RelaySettings(data_channel=options["data"] is not None, frame_ceiling=ceiling)
-    share = None if cluster is None else cluster.gpu_ram_share
-    roster = {} if cluster is None else {host: _worker_fields(entry, share) for host, entry in cluster.roster.items()}
-    walk_in = WorkerFields(nccl_socket_ifname=options["nccl-socket-ifname"], gpu_ram_share=share)
-    return LaunchSettings(roster, walk_in, relay)
-
-
-def read_controller_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> ControllerSettings:
-    """The settings that ``options`` (texts by long name) and the environment ask for.
-
-    Raises SettingError for the first that cannot be used.
-    """
-    scale, warning = parse_scale(environ.get("FLODL_NET_TIMEOUT_SCALE"))
-    given = {name: value for name, value in options.items() if value is not None}
-    cluster = _cluster(given)
-    options = {**DEFAULTS, **(_from_file(cluster, given) if cluster else {}), **given}
-    backends = _backends(options)
-    token, source = _token(options, environ, cluster)
-    return ControllerSettings(
-        run=RunSettings(
-            window=_window(options, scale),
-            nccl=_backend(options),
-            dataset_sig=_signature(options, "dataset-sig"),
-            model_sig=_signature(options, "model-sig"),
-            on_loss=_choice(options, "on-loss", OnLoss),
-            launch=_launch(options, cluster),
-            one_salt=bool(backends),
-            store=_store(options),
-        ),
-        backends=backends,
-        native_rendezvous=_native_rendezvous(options),
-        limits=Limits.at(scale),
-        interface=options["interface"],
-        port=_port(options),
-        port_file=None if options["port-file"] is None else Path(options["port-file"]).absolute(),
-        open_admission=_open_admission(options, cluster),
-        token=token,
-        token_source=source if token is not None else None,
-        after_run=_choice(options, "after-run", AfterRun),
-        max_pending=_number(options, "max-pending", 1, MAX_COUNT),
-        max_pending_per_host=_number(options, "max-pending-per-host", 1, MAX_COUNT),
-        allowed_hosts=_allowed_hosts(options),
-        state_dir=Path(options["state-dir"]).absolute() if options["state-dir"] else default_state_dir(environ),
-        warnings=tuple(text for text in (warning, _readable_token(given, cluster)) if text is not None),
-    )
-
-
-def _allowed_hosts(options: Mapping[str, Any]) -> tuple[str, ...]:
-    for name in options["allowed-host"]:
+def _allowed_hosts(given: OptionReader) -> tuple[str, ...]:
+    names = given.texts("allowed-host")
+    for name in names:
         if not _HOST_NAME.fullmatch(name):
-            raise SettingError(
-                "--allowed-host", repr(name), "it is no host name", "give the name alone, without a port"
-            )
-    return tuple(options["allowed-host"])
+            raise SettingError("--allowed-host", repr(name), "it is no host name", "give it alone, without a port")
+    return names
 
 
-def _port(options: Mapping[str, Any]) -> int:
-    port = _number(options, "port", 0, 65535)
-    if port == 0 and options["port-file"] is None:
-        raise SettingError(
-            "--port", 0, "the system would choose one that nobody is told", "name a --port-file, or a port"
-        )
+def _port(given: OptionReader) -> int:
+    port = given.whole("port", 0, 65535, DEFAULT_PORT)
+    if port == 0 and given.get("port-file") is None:
+        limit = "the system would choose one that nobody is told"
+        raise SettingError("--port", 0, limit, "name a --port-file, or a port")
     return port

@@ -10,45 +10,24 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.tokens import TOKEN_VARIABLE, parse_token, shown_path
 from flodl_tw.core.wire import SALT_BYTES
-
-_TOKEN = re.compile(rf"[0-9a-fA-F]{{{2 * SALT_BYTES}}}")
-TOKEN_VARIABLE = "FLODL_JOIN_TOKEN"  # noqa: S105  a variable's name, no secret
+from flodl_tw.options import OptionReader, variable
 
 
-def parse_token(text: str, source: str, shown: str) -> bytes:
-    """The 16 bytes of a token given as hex; a newline at its end is fine.
-
-    Raises SettingError that names ``source``; the text itself is never shown.
-    """
-    token = text.strip()
-    if not _TOKEN.fullmatch(token):
-        raise SettingError(
-            source,
-            shown,
-            f"a token is {2 * SALT_BYTES} hex digits, this is {len(token)} characters" + _hex_note(token),
-            "make one with: openssl rand -hex 16" + (", or unset it" if source == TOKEN_VARIABLE else ""),
-        )
-    return bytes.fromhex(token)
-
-
-def _hex_note(token: str) -> str:
-    return " with others among them" if len(token) == 2 * SALT_BYTES else ""
-
-
-def shown_path(path: str) -> str:
-    """A file's path for people, on one line."""
-    if _TOKEN.fullmatch(path):
-        # Who took the option for the token itself must not find it in a journal.
-        return "(not shown)"
-    return path if path.isprintable() else repr(path)
+def given_token(given: OptionReader) -> tuple[bytes | None, str | None]:
+    """The token of ``--token-file``, or else of its variable, and the file or variable; it is never an argument."""
+    path = given.get("token-file")
+    if path is not None:
+        return read_token_file(path, given.source("token-file")), path
+    text = given.variable(TOKEN_VARIABLE)
+    return (None, None) if text is None else (parse_token(text, TOKEN_VARIABLE), TOKEN_VARIABLE)
 
 
 def read_token_file(path: str, option: str = "--token-file") -> bytes:
@@ -62,17 +41,12 @@ def read_token_file(path: str, option: str = "--token-file") -> bytes:
             status = os.fstat(file.fileno())
             text = file.read(4096)
     except OSError as error:
-        raise SettingError(
-            option, shown, f"it cannot be read ({error.strerror})", "check the path and its owner"
-        ) from None
+        limit = f"it cannot be read ({error.strerror})"
+        raise SettingError(option, shown, limit, "check the path and its owner") from None
     if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
-        raise SettingError(
-            option,
-            path,
-            f"others can read it (mode {stat.S_IMODE(status.st_mode):04o}), and a token is a credential",
-            f"chmod 600 {path}",
-        )
-    return parse_token(text, option, path)
+        limit = f"others can read it (mode {stat.S_IMODE(status.st_mode):04o}), and a token is a credential"
+        raise SettingError(option, shown, limit, f"chmod 600 {shown}")
+    return parse_token(text, option, shown)
 
 
 def readable_token(option: str, path: str) -> str | None:
@@ -105,18 +79,17 @@ def make_token_file(path: str) -> None:
 def default_state_dir(environ: Mapping[str, str]) -> Path:
     """Where state goes unless ``--state-dir`` says otherwise."""
     # systemd gives a list where a unit has several; the first is as good as any.
-    service = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    service = (variable(environ, "STATE_DIRECTORY") or "").split(":")[0]
     if service:
         return Path(service)
-    home = environ.get("XDG_STATE_HOME") or ""
-    if os.path.isabs(home):
+    home = variable(environ, "XDG_STATE_HOME")
+    if home and os.path.isabs(home):
         return Path(home, "flodl-tw")
     try:
         return Path.home() / ".local" / "state" / "flodl-tw"
     except RuntimeError:
-        raise SettingError(
-            "--state-dir", "", "this user has no home folder for the default", "name a folder of your own"
-        ) from None
+        limit = "this user has no home folder for the default"
+        raise SettingError("--state-dir", "", limit, "name a folder of your own") from None
 
 
 class StateFolder:
@@ -129,18 +102,15 @@ class StateFolder:
             self.path.chmod(0o700)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SettingError(
-                "--state-dir", self.path, f"it cannot be used ({error.strerror})", "name a folder of your own"
-            ) from None
+            limit = f"it cannot be used ({error.strerror})"
+            raise SettingError("--state-dir", self.path, limit, "name a folder of your own") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
+            limit = "another controller of this port holds its lock"
             raise SettingError(
-                "--state-dir",
-                self.path,
-                "another controller of this port holds its lock",
-                "end that one, or give each its own --state-dir",
+                "--state-dir", self.path, limit, "end that one, or give each its own --state-dir"
             ) from None
 
     @property

@@ -25,11 +25,12 @@ from flodl_tw import sockets
 from flodl_tw.channels import dead_peer
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
 from flodl_tw.core.views import join_commands
 from flodl_tw.core.window import Phase
 from flodl_tw.limits import SPARE_DESCRIPTORS
-from flodl_tw.settings import ControllerSettings, read_controller_settings
-from flodl_tw.state_folder import TOKEN_VARIABLE, StateFolder, check_writable, write_atomically
+from flodl_tw.settings import ControllerSettings
+from flodl_tw.state_folder import StateFolder, check_writable, write_atomically
 
 if TYPE_CHECKING:
     from flodl_tw.channels.front_door import FrontDoor
@@ -91,14 +92,11 @@ class Options(usage.Options):
 
     def parseOptions(self, options: Any = None) -> None:
         """Refuse an unknown option in one line, without the usage that Twisted would print before it."""
-        if any(str(argument).partition("=")[0] == "--token" for argument in options or ()):
-            # It would pass for an abbreviated --token-file, and the error would print it.
-            raise SystemExit(
-                "flodl-controller: --token (not shown): every user of this machine can see an argument; "
-                f"use --token-file or {TOKEN_VARIABLE}"
-            )
         try:
+            refuse_argument(map(str, options or ()))
             super().parseOptions(options)
+        except SettingError as error:
+            raise SystemExit(f"flodl-controller: {error}") from None
         except usage.UsageError as error:
             raise SystemExit(f"flodl-controller: {error}; --help lists the options") from None
 
@@ -181,7 +179,7 @@ def makeService(options: Options) -> MultiService:
     Ends with SystemExit and one line where that cannot be.
     """
     try:
-        settings = read_controller_settings(options, os.environ)
+        settings = ControllerSettings.from_options(options, os.environ)
         # A child has no use for it.
         os.environ.pop(TOKEN_VARIABLE, None)
         return _assemble(settings)

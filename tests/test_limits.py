@@ -17,7 +17,7 @@ SCALES = (
     ("0.1", 0.1, False),
     ("2.5", 2.5, False),
     ("1e2", 100.0, False),
-    ("", 1.0, True),
+    ("", 1.0, False),
     ("abc", 1.0, True),
     ("1,5", 1.0, True),
     ("nan", 1.0, True),

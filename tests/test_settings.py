@@ -11,7 +11,7 @@ from flodl_tw.core.errors import SettingError
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.core.world import RelaySettings, WorkerFields
-from flodl_tw.settings import ControllerSettings, read_controller_settings
+from flodl_tw.settings import NAMES, ControllerSettings
 from flodl_tw.tap import Options
 
 TOKEN_HEX = "00112233445566778899aabbccddeeff"
@@ -42,7 +42,7 @@ class SettingsTestCase(unittest.TestCase):
             )
             arguments = ("--cluster", str(self.file), *arguments)
         options.parseOptions(list(arguments))
-        return read_controller_settings(options, {"XDG_STATE_HOME": "/nowhere", **(environ or {})})
+        return ControllerSettings.from_options(options, {"XDG_STATE_HOME": "/nowhere", **(environ or {})})
 
     def refused(self, *arguments: str, **more: Any) -> str:
         """The one line that refuses the arguments."""
@@ -120,14 +120,14 @@ class OptionTests(SettingsTestCase):
 
     def test_bad_values_name_option_value_limit_and_way_out(self) -> None:
         for arguments, parts in (
-            (("--frame-ceiling", "1", "--control", "tcp:h:1"), ("--frame-ceiling 1:", "4096", "give a number")),
+            (("--frame-ceiling", "1", "--control", "tcp:h:1"), ("--frame-ceiling '1':", "4096", "give a whole number")),
             (("--allowed-host", "gpu-head:29680"), ("--allowed-host 'gpu-head:29680':", "without a port")),
             (("--allowed-host", "a b"), ("--allowed-host 'a b':", "no host name")),
             (("--store", "tcp:h:1"), ("--store 'tcp:h:1':", "native, off", "give one of them")),
-            (("--store-max-bytes", "1048575"), ("--store-max-bytes 1048575:", "1048576", "1099511627776")),
-            (("--store-max-bytes", "1099511627777"), ("--store-max-bytes 1099511627777:", "1099511627776")),
+            (("--store-max-bytes", "1048575"), ("--store-max-bytes '1048575':", "1048576", "1099511627776")),
+            (("--store-max-bytes", "1099511627777"), ("--store-max-bytes '1099511627777':", "1099511627776")),
             (("--store-max-bytes", "1e9"), ("--store-max-bytes", "1e9")),
-            (("--store-max-keys", "0"), ("--store-max-keys 0:", "limits are 1")),
+            (("--store-max-keys", "0"), ("--store-max-keys '0':", "limits are 1")),
             (("--store", "off", "--store-max-keys", "x"), ("--store-max-keys", "x")),
         ):
             with self.subTest(arguments):
@@ -139,13 +139,21 @@ class OptionTests(SettingsTestCase):
         for arguments in (("--token", TOKEN_HEX), (f"--token={TOKEN_HEX}",), ("-p", "1", "--token", TOKEN_HEX)):
             with self.subTest(arguments=arguments[0]), self.assertRaises(SystemExit) as caught:
                 Options().parseOptions(list(arguments))
-            self.assertIn("use --token-file or FLODL_JOIN_TOKEN", str(caught.exception))
-            self.assertNotIn(TOKEN_HEX, str(caught.exception))
+            self.assertEqual(
+                str(caught.exception),
+                "flodl-controller: --token (not shown): every user of this machine can see an argument; "
+                "use --token-file or FLODL_JOIN_TOKEN",
+            )
 
-    def test_an_empty_token_variable_is_never_open(self) -> None:
-        line = self.refused(environ={"FLODL_JOIN_TOKEN": ""})
-        self.assertIn("FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is 0 characters", line)
-        self.assertIn("or unset it", line)
+    def test_a_variable_that_is_empty_is_an_unset_one(self) -> None:
+        for name in ("FLODL_JOIN_TOKEN", "FLODL_NET_TIMEOUT_SCALE", "STATE_DIRECTORY"):
+            with self.subTest(name):
+                self.assertEqual(self.settings(environ={name: ""}), self.settings())
+        home = Path.home() / ".local" / "state" / "flodl-tw"
+        self.assertEqual(self.settings(environ={"XDG_STATE_HOME": ""}).state_dir, home)
+
+    def test_no_variable_gives_an_option(self) -> None:
+        self.assertEqual(self.settings(environ={"FLODL_TW_PORT": "1", "FLODL_TW_TOKEN_FILE": "x"}), self.settings())
 
 
 class ClusterTests(SettingsTestCase):
@@ -201,9 +209,16 @@ class ClusterTests(SettingsTestCase):
         file.chmod(0o600)
         join = f"token: {TOKEN_HEX}"
         variable = {"FLODL_JOIN_TOKEN": "ee" * 16}
-        self.assertEqual(self.settings(join=join).token, bytes.fromhex(TOKEN_HEX))
-        self.assertEqual(self.settings(join=join, environ=variable).token, b"\xee" * 16)
-        self.assertEqual(self.settings("--token-file", str(file), join=join, environ=variable).token, b"\xff" * 16)
+        for arguments, environ, token, source in (
+            ((), {}, bytes.fromhex(TOKEN_HEX), str(self.file)),
+            ((), {"FLODL_JOIN_TOKEN": ""}, bytes.fromhex(TOKEN_HEX), str(self.file)),
+            ((), variable, b"\xee" * 16, "FLODL_JOIN_TOKEN"),
+            (("--token-file", str(file)), variable, b"\xff" * 16, str(file)),
+        ):
+            with self.subTest(source, environ=environ):
+                given = self.settings(*arguments, join=join, environ=environ)
+                self.assertEqual((given.token, given.token_source), (token, source))
+        self.assertIsNone(self.settings(join="").token_source)
 
     def test_a_token_contradicts_open_admission_wherever_each_was_said(self) -> None:
         for arguments, join, environ in (
@@ -241,7 +256,8 @@ class EmbeddedSettingsTests(unittest.TestCase):
     def test_an_option_that_is_not_named_has_the_commands_default(self) -> None:
         command = Options()
         command.parseOptions([])
-        self.assertEqual(ControllerSettings.from_options({}), read_controller_settings(command, {}))
+        self.assertEqual(ControllerSettings.from_options({}), ControllerSettings.from_options(command))
+        self.assertEqual(set(command), set(NAMES))
 
     def test_numbers_and_flags_do_as_texts(self) -> None:
         made = ControllerSettings.from_options({"min-rank-start": 2, "target-ranks": "4", "open-admission": True})
@@ -251,3 +267,7 @@ class EmbeddedSettingsTests(unittest.TestCase):
     def test_what_cannot_be_used_is_refused_as_the_command_refuses_it(self) -> None:
         with self.assertRaisesRegex(SettingError, "--target-ranks 1: the least is --min-rank-start, 2"):
             ControllerSettings.from_options({"min-rank-start": 2, "target-ranks": 1})
+
+    def test_a_name_that_is_no_option_is_refused(self) -> None:
+        with self.assertRaisesRegex(SettingError, "--min_rank_start: there is no such option; "):
+            ControllerSettings.from_options({"min_rank_start": 2})

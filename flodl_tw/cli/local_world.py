@@ -16,16 +16,17 @@ from flodl_tw import sockets
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import Agents, run_reactor
-from flodl_tw.agent.settings import ENVIRONMENT_PREFIX, Texts, environment_name, read_agent_settings
+from flodl_tw.agent.settings import read_agent_settings
 from flodl_tw.channels import dead_peer
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.store.wire import StoreLimits
+from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, SPARE_DESCRIPTORS, STOP_GRACE, Limits, parse_scale
+from flodl_tw.options import ENVIRONMENT_PREFIX, OptionReader, environment_name
 from flodl_tw.run import RunSettings
 from flodl_tw.server import channels
-from flodl_tw.state_folder import TOKEN_VARIABLE
 
 LOOPBACK: Final = "127.0.0.1"
 OPTIONS: Final = ("nproc", "hosts", "devices", "stop-grace", "log-dir")
@@ -102,17 +103,16 @@ def run_world(
     choose: Callable[[], Choice],
 ) -> int:
     """Form the world, run it, and give its exit status.  ``environ`` is what ``own_environ`` gave."""
-    texts = Texts(options, environ)
+    texts = OptionReader({**options, "controller": LOOPBACK}, environ)
     choice = choose()
-    hosts = texts.whole("hosts", 1, 256) or 1
+    hosts = texts.whole("hosts", 1, 256, 1)
     ranks = len(choice.devices)
     if hosts > ranks:
         raise texts.wrong(
             "hosts", f"there are {ranks} ranks, and each host needs one", "give fewer hosts, or more ranks"
         )
     scale, _ = parse_scale(environ.get(SCALE_VARIABLE))
-    given = {**options, "controller": LOOPBACK}
-    settings, warnings = read_agent_settings(given, program, environ)
+    settings, warnings = read_agent_settings(texts, program)
     agents = Agents(reactor, environ, settings.stop_grace)
     for note in (*warnings, *choice.notes):
         agents.say(note)

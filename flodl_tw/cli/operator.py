@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def _controller(options: Mapping[str, Any], environ: Mapping[str, str]) -> ControllerAddress:
-    from flodl_tw.agent.settings import Texts, given_token
     from flodl_tw.cli.operate import ControllerAddress
+    from flodl_tw.options import OptionReader
+    from flodl_tw.state_folder import given_token
 
-    return ControllerAddress(*controller_of(options), given_token(Texts(options, environ), environ))
+    return ControllerAddress(*controller_of(options), given_token(OptionReader(options, environ))[0])
 
 
 def _ask(question: Callable[[Any, Callable[[str], None]], Any]) -> int:
@@ -43,10 +44,10 @@ def check(settings: AgentSettings, choice: Choice) -> int:
 
 def status(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``status``, once or with ``--watch``."""
-    from flodl_tw.agent.settings import Texts
     from flodl_tw.cli import operate
+    from flodl_tw.options import OptionReader
 
-    texts = Texts(options, environ)
+    texts = OptionReader(options, environ)
     # A state is for everybody to read, so a token is not even looked for.
     controller = _controller(options, {})
     as_json = texts.flag("json")
@@ -66,9 +67,9 @@ def start(options: Mapping[str, Any], program: list[str], environ: Mapping[str, 
 
 def abort(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``abort``, with a reason or without."""
-    from flodl_tw.agent.settings import Texts
     from flodl_tw.cli import operate
+    from flodl_tw.options import OptionReader
 
     controller = _controller(options, environ)
-    reason = Texts(options, environ).get("reason")
+    reason = OptionReader(options, environ).get("reason")
     return _ask(lambda http, show: operate.abort(http, controller, show, reason, complain=say))

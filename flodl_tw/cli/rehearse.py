@@ -10,8 +10,8 @@ from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_e
 from flodl_tw.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from flodl_tw.agent.settings import Texts
     from flodl_tw.cli.rehearsed import Bad, Plan
+    from flodl_tw.options import OptionReader
 
 MOST_HOSTS: Final = 4096
 MOST_GPUS: Final = 256
@@ -44,30 +44,30 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
 
 def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
     """What is to be rehearsed; SettingError for the first option that cannot be used."""
-    from flodl_tw.agent.settings import Texts, given_token
     from flodl_tw.cli.rehearsed import GPUS, HOSTS, SECS, Plan
     from flodl_tw.limits import SCALE_VARIABLE, parse_scale
+    from flodl_tw.options import OptionReader
+    from flodl_tw.state_folder import given_token
 
-    texts = Texts(options, environ)
+    texts = OptionReader(options, environ)
     controller = controller_of(options)
-    scale, warning = parse_scale(environ.get(SCALE_VARIABLE))
+    scale, warning = parse_scale(texts.variable(SCALE_VARIABLE))
     if warning is not None:
         say(warning)
-    secs = texts.decimal("secs", MOST_SECS)
     plan = Plan(
         controller,
-        hosts=texts.whole("hosts", 1, MOST_HOSTS) or HOSTS,
-        gpus=texts.whole("gpus", 1, MOST_GPUS) or GPUS,
+        hosts=texts.whole("hosts", 1, MOST_HOSTS, HOSTS),
+        gpus=texts.whole("gpus", 1, MOST_GPUS, GPUS),
         bad=_kinds(texts),
-        secs=SECS if secs is None else secs,
-        token=given_token(texts, environ),
+        secs=texts.decimal("secs", MOST_SECS, SECS),
+        token=given_token(texts)[0],
         scale=scale,
     )
     _check_descriptors(texts, plan)
     return plan
 
 
-def _kinds(texts: Texts) -> tuple[Bad, ...]:
+def _kinds(texts: OptionReader) -> tuple[Bad, ...]:
     from flodl_tw.cli.rehearsed import Bad
 
     known = {bad.kind: bad for bad in Bad}
@@ -79,7 +79,7 @@ def _kinds(texts: Texts) -> tuple[Bad, ...]:
     return tuple(known[word] for word in dict.fromkeys(words))
 
 
-def _check_descriptors(texts: Texts, plan: Plan) -> None:
+def _check_descriptors(texts: OptionReader, plan: Plan) -> None:
     from flodl_tw import sockets
 
     most = sockets.raise_descriptor_limit() - SPARE_DESCRIPTORS

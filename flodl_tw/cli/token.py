@@ -19,7 +19,8 @@ def make(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     """Make the file; status 1 where the disk is full, or the lines cannot be written."""
     import socket
 
-    from flodl_tw.state_folder import make_token_file, shown_path
+    from flodl_tw.core.tokens import shown_path
+    from flodl_tw.state_folder import make_token_file
 
     path = options["file"]
     if shown_path(path) != path:

@@ -17,21 +17,22 @@ from flodl_tw.core.errors import SettingError
 if TYPE_CHECKING:
     from flodl_tw.agent.devices import Choice
     from flodl_tw.agent.gpu_probe import Probe
-    from flodl_tw.agent.settings import AgentSettings, Texts
+    from flodl_tw.agent.settings import AgentSettings
     from flodl_tw.fdl.join_block import JoinFile
+    from flodl_tw.options import OptionReader
 
 
-def _asking(texts: Texts, environ: Mapping[str, str]) -> Probe | None:
+def _asking(texts: OptionReader, environ: Mapping[str, str]) -> Probe | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
     from flodl_tw.agent.gpu_probe import Probe
 
     return None if texts.get("nproc") is not None else Probe(environ)
 
 
-def _choice(texts: Texts, environ: Mapping[str, str], asking: Probe | None) -> Choice:
+def _choice(texts: OptionReader, environ: Mapping[str, str], asking: Probe | None) -> Choice:
     from flodl_tw.agent.devices import Inventory, choose
 
-    nproc = texts.whole("nproc", 1, 256)
+    nproc = texts.whole("nproc", 1, 256, None)
     inventory = Inventory(None, ()) if asking is None else asking.inventory()
     devices = texts.get("devices")
     if devices is None or (nproc is not None and texts.by_file("devices")):
@@ -40,11 +41,8 @@ def _choice(texts: Texts, environ: Mapping[str, str], asking: Probe | None) -> C
     return choose(devices, nproc, inventory, environ, where=texts.source("devices"))
 
 
-def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFile | None:
+def _join_file(texts: OptionReader) -> JoinFile | None:
     """What the file of ``--fdl-yml`` says; YAML is imported for it alone."""
-    from flodl_tw.agent.settings import Texts
-
-    texts = Texts(options, environ)
     path = texts.get("fdl-yml")
     if path is None:
         return None
@@ -56,11 +54,13 @@ def _join_file(options: Mapping[str, Any], environ: Mapping[str, str]) -> JoinFi
 def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``join``, or with ``--check`` the question alone."""
     from flodl_tw.agent.gpu_probe import installed_nccl
-    from flodl_tw.agent.settings import Texts, read_agent_settings
+    from flodl_tw.agent.settings import read_agent_settings
+    from flodl_tw.options import OptionReader
 
-    asking = _asking(Texts(options, environ), environ)
-    file = _join_file(options, environ)
-    texts = Texts(options, environ, file.texts if file else None)
+    texts = OptionReader(options, environ)
+    asking = _asking(texts, environ)
+    file = _join_file(texts)
+    texts = texts.with_file(file.texts) if file else texts
     checks = texts.flag("check")
     if checks and not program:
         program = ["true"]
@@ -68,7 +68,7 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     if file is not None:
         program, notes = file.command(program)
         notes = [*file.notes, *notes]
-    settings, warnings = read_agent_settings(options, program, environ, nccl=installed_nccl(sys.path), file=file)
+    settings, warnings = read_agent_settings(texts, program, nccl=installed_nccl(sys.path), file=file)
     choice = _choice(texts, environ, asking)
     for note in (*notes, *warnings, *choice.notes):
         say(note)
@@ -81,21 +81,21 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
     """``flodl-tw-agent``: a join as a launcher has ordered it."""
     from flodl_tw.agent.devices import numbered
     from flodl_tw.agent.gpu_probe import Probe, installed_nccl
-    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, Texts, find_program, read_agent_settings
+    from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE, find_program, read_agent_settings
     from flodl_tw.fdl.launcher import PROBE_VARIABLE, read_bootstrap
+    from flodl_tw.options import OptionReader, variable
 
-    if BOOTSTRAP_VARIABLE not in environ:
-        if environ.get(PROBE_VARIABLE):
+    bootstrap = variable(environ, BOOTSTRAP_VARIABLE)
+    if bootstrap is None:
+        if variable(environ, PROBE_VARIABLE):
             _become(find_program(program), environ)
         raise SettingError(
             BOOTSTRAP_VARIABLE, "", "it is not set", "start this by fdl join --bin, or use flodl-tw join"
         )
-    orders = read_bootstrap(environ[BOOTSTRAP_VARIABLE])
-    texts = Texts({}, environ)
+    orders = read_bootstrap(bootstrap)
+    texts = OptionReader(orders.options, environ)
     asking = _asking(texts, environ)
-    settings, warnings = read_agent_settings(
-        orders.options, program, environ, nccl=installed_nccl(sys.path), token=orders.token
-    )
+    settings, warnings = read_agent_settings(texts, program, nccl=installed_nccl(sys.path), token=orders.token)
     if orders.local_devices is None:
         choice = _choice(texts, environ, asking)
     else:
@@ -107,8 +107,8 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
 
 def _become(words: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Be the program from here on, with an ordinary start: without what is ours."""
-    from flodl_tw.agent.settings import ENVIRONMENT_PREFIX
-    from flodl_tw.state_folder import TOKEN_VARIABLE
+    from flodl_tw.core.tokens import TOKEN_VARIABLE
+    from flodl_tw.options import ENVIRONMENT_PREFIX
 
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         # Python ignores them, and that would pass on.
@@ -149,10 +149,10 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
 
 def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """``run``: a whole world on this machine."""
-    from flodl_tw.agent.settings import Texts
     from flodl_tw.cli.local_world import own_environ, run_world
+    from flodl_tw.options import OptionReader
 
     environ = own_environ(environ)
-    texts = Texts(options, environ)
+    texts = OptionReader(options, environ)
     asking = _asking(texts, environ)
     return run_world(make_reactor(), options, program, environ, lambda: _choice(texts, environ, asking))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flodl_tw.agent.settings import Placed
 from flodl_tw.core.addresses import FDL_PORT, MAX_PORT, parse_endpoint
 from flodl_tw.fdl.cluster import MAX_DEVICE, read_token
 from flodl_tw.fdl.yaml_nodes import Block, Value, read_document
+from flodl_tw.options import Placed
 from flodl_tw.state_folder import readable_token
 
 UNUSED: Final = ("ssh", "bin", "source", "libtorch", "data_source", "sig_probe")

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flodl_tw.agent.devices import Device
-from flodl_tw.agent.settings import AgentSettings, Placed, Texts, environment_name, find_program, read_agent_settings
+from flodl_tw.agent.settings import AgentSettings, find_program, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Hello
+from flodl_tw.options import OptionReader, environment_name
 
 TOKEN = "00112233445566778899aabbccddeeff"
 OTHER = "ffeeddccbbaa99887766554433221100"
@@ -75,7 +76,7 @@ class SettingsTestCase(unittest.TestCase):
     ) -> tuple[AgentSettings, list[str]]:
         """Settings and warnings."""
         given = {"controller": "10.0.0.100", **(options or {})}
-        return read_agent_settings(given, more.pop("program", [sys.executable]), environ or {}, **more)
+        return read_agent_settings(OptionReader(given, environ or {}), more.pop("program", [sys.executable]), **more)
 
     def settings(
         self, options: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, **more: Any
@@ -114,36 +115,6 @@ class TestSources(SettingsTestCase):
                 self.assertEqual(getattr(self.settings({option: given}, {variable: other}), field), value)
                 self.assertEqual(getattr(self.settings({option: None}, {variable: other}), field), other_value)
 
-    def test_a_file_gives_what_neither_an_option_nor_a_variable_does_and_its_place_is_named(self) -> None:
-        place = "--fdl-yml fdl.yml: join.nproc (line 3)"
-        file = {"nproc": Placed("0", place)}
-        for options, environ, text, source, by_file in (
-            ({}, {}, "0", place, True),
-            ({"nproc": None}, {"FLODL_TW_NPROC": ""}, "0", place, True),
-            ({}, {"FLODL_TW_NPROC": "-1"}, "-1", "FLODL_TW_NPROC", False),
-            ({"nproc": "x"}, {"FLODL_TW_NPROC": "-1"}, "x", "--nproc", False),
-            ({"nproc": ""}, {}, "", "--nproc", False),
-        ):
-            with self.subTest(options=options, environ=environ):
-                texts = Texts(options, environ, file)
-                self.assertEqual((texts.get("nproc"), texts.source("nproc")), (text, source))
-                self.assertIs(texts.by_file("nproc") is not None, by_file)
-                with self.assertRaises(SettingError) as caught:
-                    texts.whole("nproc", 1, 256)
-                error = f"{source} {text!r}: the limits are 1 and 256; give a whole number between them"
-                self.assertEqual(str(caught.exception), error)
-        self.assertIsNone(Texts({}, {}, file).get("host"))
-
-    def test_a_variable_wins_over_a_file_even_where_it_turns_off(self) -> None:
-        for text, of_file, right in (("0", "1", False), ("1", "0", True), ("", "1", True), ("", "0", False)):
-            with self.subTest(text, file=of_file):
-                file = {"persist": Placed(of_file, "fdl.yml")}
-                self.assertIs(Texts({}, {"FLODL_TW_PERSIST": text}, file).flag("persist"), right)
-
-    def test_a_variable_is_the_option_in_capitals(self) -> None:
-        self.assertEqual(environment_name("stop-grace"), "FLODL_TW_STOP_GRACE")
-        self.assertEqual(environment_name("host"), "FLODL_TW_HOST")
-
     def test_the_defaults(self) -> None:
         settings = self.settings({}, {"FLODL_HOST_NAME": "gpu-a"})
         self.assertEqual(
@@ -153,9 +124,11 @@ class TestSources(SettingsTestCase):
         self.assertEqual((settings.stop_grace, settings.scale, settings.persist), (30.0, 1.0, False))
 
     def test_a_variable_that_is_empty_gives_nothing(self) -> None:
-        empty = {environment_name(option): "" for option, *_ in OPTION_TEXTS}
-        empty |= {"FLODL_TW_LOG_DIR": "", "FLODL_TW_TOKEN_FILE": "", "FLODL_HOST_NAME": "gpu-a"}
-        self.assertEqual(self.settings({}, empty), self.settings({}, {"FLODL_HOST_NAME": "gpu-a"}))
+        unset = {"FLODL_HOST_NAME": "gpu-a"}
+        names = ["log-dir", "token-file", *(option for option, *_ in OPTION_TEXTS)]
+        for variable in (*map(environment_name, names), "FLODL_JOIN_TOKEN", "FLODL_NET_TIMEOUT_SCALE"):
+            with self.subTest(variable):
+                self.assertEqual(self.told({}, {**unset, variable: ""}), self.told({}, unset))
 
     def test_the_host_s_name_has_three_sources(self) -> None:
         environ = {"FLODL_HOST_NAME": "gpu-b"}
@@ -167,26 +140,6 @@ class TestSources(SettingsTestCase):
     def test_an_option_wins_over_what_the_host_s_files_tell(self) -> None:
         self.assertEqual(self.settings({}, nccl=(2, 27, 3)).nccl_version, (2, 27, 3))
         self.assertEqual(self.settings({"nccl-version": "0.0"}, nccl=(2, 27, 3)).nccl_version, (0, 0, 0))
-
-    def test_yes_and_no_have_several_words(self) -> None:
-        for text, right in (("1", True), ("TRUE", True), ("yes", True), ("0", False), ("False", False), ("no", False)):
-            with self.subTest(text):
-                self.assertIs(self.settings({}, {"FLODL_TW_PERSIST": text}).persist, right)
-        self.assertEqual(
-            self.refused({}, {"FLODL_TW_PERSIST": "maybe"}),
-            "FLODL_TW_PERSIST 'maybe': the choices are 1 and 0; give one of them",
-        )
-
-    def test_whole_numbers_have_limits(self) -> None:
-        self.assertIsNone(Texts({}, {}).whole("nproc", 1, 256))
-        self.assertEqual(Texts({"nproc": "256"}, {}).whole("nproc", 1, 256), 256)
-        for text in ("0", "257", "-1", "1.0", "", "１", "9" * 30):
-            with self.subTest(text), self.assertRaises(SettingError) as caught:
-                Texts({"nproc": text}, {}).whole("nproc", 1, 256)
-            self.assertEqual(
-                str(caught.exception),
-                f"--nproc {text!r}: the limits are 1 and 256; give a whole number between them",
-            )
 
     def test_the_scale_is_the_network_s_and_leaves_the_grace_alone(self) -> None:
         settings = self.settings({"stop-grace": "3"}, {"FLODL_NET_TIMEOUT_SCALE": "2.5"})
@@ -343,12 +296,12 @@ class TestToken(SettingsTestCase):
         self.assertIn("(not shown)", line)
 
     def test_a_variable_s_text_is_not_repeated(self) -> None:
-        for text in (TOKEN[:30], TOKEN + "00", ""):
+        for text in (TOKEN[:30], TOKEN + "00", " "):
             with self.subTest(text):
                 line = self.refused({}, {"FLODL_JOIN_TOKEN": text})
                 self.assertEqual(
                     line,
-                    f"FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is {len(text)} characters; "
+                    f"FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is {len(text.strip())} characters; "
                     "make one with: openssl rand -hex 16, or unset it",
                 )
 

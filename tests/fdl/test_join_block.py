@@ -12,10 +12,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl_tw.agent.settings import AgentSettings, Texts, read_agent_settings
+from flodl_tw.agent.settings import AgentSettings, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file
 from flodl_tw.fdl.yaml_nodes import MAX_BYTES
+from flodl_tw.options import OptionReader
 from tests.agent.test_settings import OTHER, TOKEN, SettingsTestCase
 
 FILE = f"""\
@@ -116,7 +117,7 @@ class FileTestCase(SettingsTestCase):
     ) -> AgentSettings:
         """The settings of a ``join`` that has the file."""
         file = self.read(content)
-        return read_agent_settings(options or {}, [sys.executable], environ or {}, file=file)[0]
+        return read_agent_settings(OptionReader(options or {}, environ or {}), [sys.executable], file=file)[0]
 
     def line(self, content: str | bytes, **more: Any) -> str:
         """The refusal, without the folder."""
@@ -162,7 +163,8 @@ class TestReading(FileTestCase):
     def test_devices_are_a_list_or_all(self) -> None:
         for text, right in (("[3]", "3"), ("[0x1, 0]", "1,0"), ("all", "all"), ("[]", None), ("", None)):
             with self.subTest(text):
-                self.assertEqual(Texts({}, {}, self.read(f"join:\n  devices: {text}\n").texts).get("devices"), right)
+                file = self.read(f"join:\n  devices: {text}\n")
+                self.assertEqual(OptionReader({}, {}, file.texts).get("devices"), right)
 
     def test_a_number_may_be_a_text_and_nothing_in_a_text_is_expanded(self) -> None:
         settings = self.joined("join: {controller: a, host: 12, data_path: ~/$HOME/../data}")
@@ -357,7 +359,7 @@ class TestWrongFiles(FileTestCase):
         with contextlib.suppress(SettingError):
             file = self.read(json.dumps({"join": block}))
             program, _ = file.command([sys.executable])
-            settings, _ = read_agent_settings({}, program, {}, file=file)
+            settings, _ = read_agent_settings(OptionReader({}, {}), program, file=file)
             self.assertEqual(settings.program[1:], file.args)
             self.assertTrue(settings.host.strip())
 

@@ -10,6 +10,7 @@ from typing import Any
 from flodl_tw.agent.settings import AgentSettings, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.launcher import Bootstrap, read_bootstrap
+from flodl_tw.options import OptionReader
 
 SALT = "00112233445566778899aabbccddeeff"
 PLAIN: dict[str, Any] = {"host": "gpu-a", "controller_host": "10.0.0.100", "controller_port": 1337}
@@ -88,7 +89,7 @@ def hexed(spec: object) -> str:
 def told(text: str) -> AgentSettings:
     """The settings that a bootstrap leads to."""
     orders = read_bootstrap(text)
-    return read_agent_settings(orders.options, [sys.executable], {}, token=orders.token)[0]
+    return read_agent_settings(OptionReader(orders.options, {}), [sys.executable], token=orders.token)[0]
 
 
 class TestBootstrap(unittest.TestCase):

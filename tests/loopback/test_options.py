@@ -37,24 +37,24 @@ LONG_LABEL = "a" * 70
 # What is given, and what the one line must have in it: the option, the value, the limit and the way out.
 # FOLDER stands for the folder that the controller runs in.
 BAD_OPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("--port", "http"), ("--port", "'http'", "whole number", "0 to 65535")),
-    (("--port", "65536"), ("--port 65536", "0 and 65535")),
-    (("--port", "-1"), ("--port -1", "0 and 65535")),
+    (("--port", "http"), ("--port", "'http'", "whole number", "0 and 65535")),
+    (("--port", "65536"), ("--port '65536'", "0 and 65535")),
+    (("--port", "-1"), ("--port '-1'", "0 and 65535")),
     (("--port", "0"), ("--port 0", "--port-file")),
-    (("-p", "nine"), ("--port", "'nine'", "0 to 65535")),
-    (("--min-rank-start", "0"), ("--min-rank-start 0", "1")),
+    (("-p", "nine"), ("--port", "'nine'", "0 and 65535")),
+    (("--min-rank-start", "0"), ("--min-rank-start '0'", "1")),
     (("--min-rank-start", "1.5"), ("--min-rank-start", "'1.5'", "whole number")),
     (("--min-rank-start", "4", "--target-ranks", "3"), ("--target-ranks 3", "--min-rank-start, 4", "lower")),
     (("--start", "manual", "--target-ranks", "3"), ("--target-ranks 3", "--start manual", "--start hybrid")),
-    (("--join-timeout", "-5"), ("--join-timeout -5", "0", "give")),
+    (("--join-timeout", "-5"), ("--join-timeout '-5'", "1 and", "give")),
     (("--join-timeout", "5m"), ("--join-timeout", "'5m'", "whole number")),
     (("--join-timeout", "60", "--max-join-timeout", "59"), ("--max-join-timeout 59", "--join-timeout, 60 s", "raise")),
     (("--start", "now"), ("--start", "'now'", "auto, manual, hybrid")),
     (("--backend", "gloo"), ("--backend", "'gloo'", "nccl, cpu")),
     (("--on-loss", "retry"), ("--on-loss", "'retry'", "abort, continue")),
     (("--after-run", "loop"), ("--after-run", "'loop'", "exit, hold, rearm")),
-    (("--max-rejects", "-1"), ("--max-rejects -1", "0", "give")),
-    (("--max-pending", "0"), ("--max-pending 0", "1", "give")),
+    (("--max-rejects", "-1"), ("--max-rejects '-1'", "0", "give")),
+    (("--max-pending", "0"), ("--max-pending '0'", "1", "give")),
     (("--max-pending-per-host", "many"), ("--max-pending-per-host", "'many'", "whole number")),
     (("--dataset-sig", "abc"), ("--dataset-sig", "'abc'", "64 hex digits", "copy")),
     (("--model-sig", "g" * 64), ("--model-sig", "ggg", "64 hex digits", "copy")),
@@ -75,7 +75,7 @@ BAD_OPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 BAD_ENVIRONMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("FLODL_JOIN_TOKEN", "32 hex digits", "0 characters", "openssl rand -hex 16")),
+    (" ", ("FLODL_JOIN_TOKEN", "32 hex digits", "0 characters", "openssl rand -hex 16")),
     ("s3cret-that-nobody-sees", ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "openssl rand -hex 16")),
     ("s3cret" + "z" * 26, ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "openssl rand -hex 16")),
 )
@@ -152,7 +152,7 @@ class BadSettings(RefusalTestCase):
             [*TWISTD, "-n", "flodl-controller", "--port", "65536"], cwd=self.folder, capture_output=True, text=True
         )
         ended = self.refuse("--port", "65536")
-        self.assert_one_line(ended, ("--port 65536",))
+        self.assert_one_line(ended, ("--port '65536'",))
         self.assertEqual((fresh.returncode, fresh.stdout, fresh.stderr), (1, "", ended.stderr))
 
     def with_defaults(self, options: tuple[str, ...]) -> tuple[str, ...]:
