@@ -1,32 +1,36 @@
 """Fakes that tests and demos share: a host's side of the talk, links in memory, a controller on a clock.
 
-``SimulatedClient`` has no I/O and serves every other one.  ``SimulatedHost`` speaks
-it over a real connection; ``ClockedController`` and ``FakeDial`` need no
-network and no waiting.
+``SimulatedHost`` joins a controller over a real connection, as an agent does.
+``ClockedController`` and ``FakeDial`` need no network and no waiting, and
+``SimulatedClient`` is the talk alone, from messages to bytes and back.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from twisted.internet import tcp
 from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import connectProtocol
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IAddress, IReactorTime
-from twisted.internet.protocol import Protocol
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.join_client import JoinClient
 from flodl_tw.core.messages import (
+    Abort,
     Accept,
     Hello,
     JoinMessage,
+    Reject,
     RendezvousHello,
     RendezvousMessage,
     WorldFormed,
@@ -38,6 +42,7 @@ from flodl_tw.limits import Limits
 from flodl_tw.run import RunSettings
 
 PORT = 29500
+T = TypeVar("T")
 
 
 def make_hello(host: str = "gpu-a", devices: int = 1, **fields: Any) -> Hello:
@@ -94,11 +99,70 @@ class RankClient:
         return messages
 
 
-class SimulatedHost(Protocol):
-    """A host that joins over a real connection, "trains" for a while and reports its ranks' exits.
+class HostEndedError(Exception):
+    """A simulated host ended before what was waited for: ``end`` is what ended it, the text says so for people."""
 
-    ``say`` gets a line for people at each step; ``ended`` is called once the
-    connection is gone.
+    def __init__(self, host: str, end: Event, *, accepted: bool) -> None:
+        match end:
+            case Reject():
+                how = f"was refused: {end.reason}"
+            case Abort():
+                how = f"was told that the run is aborted: {end.reason}"
+            case LinkEnded(fault=False) if not accepted:
+                how = f"has no reply to its hello ({end.how}): most likely its token is not the run's"
+            case LinkEnded():
+                how = f"has no connection any more: {end.how}"
+            case _:
+                how = f"was sent a {type(end).__name__} out of its turn"
+        super().__init__(f"host {host!r} {how}")
+        self.end = end
+
+
+class Once(Generic[T]):
+    """Something that happens once.  Each who waits for it has a Deferred of its own, and may ask late."""
+
+    def __init__(self) -> None:
+        self._result: T | Failure | None = None
+        self._waiting: list[Deferred[T]] = []
+
+    def wait(self) -> Deferred[T]:
+        """Fires when it has happened, or fails when it cannot happen any more."""
+        waiting: Deferred[T] = Deferred(self._waiting.remove)
+        self._waiting.append(waiting)
+        self._tell()
+        return waiting
+
+    def happened(self, result: T | Failure) -> None:
+        """It has happened, or never will; what comes after the first time says nothing new."""
+        if self._result is None:
+            self._result = result
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._result is not None and self._waiting:
+            self._waiting.pop(0).callback(self._result)
+
+
+class SimulatedHost(JoinLink):
+    """A host without GPUs and processes: it joins, "trains" for a while, reports its ranks' exits, and leaves.
+
+    It joins a controller over any client endpoint::
+
+        endpoint = clientFromString(reactor, "tcp:127.0.0.1:29500")
+        host = await SimulatedHost(reactor, make_hello("gpu-a", devices=8)).join(endpoint)
+
+    and goes on by itself from there.  It is an ordinary protocol, too:
+    ``endpoint.connect(Factory.forProtocol(partial(SimulatedHost, reactor, hello)))``.
+
+    The hello goes out with the connection.  ``train_secs`` after the world has
+    formed every rank exits with ``code`` (-N for signal N), and the connection
+    is closed; with None it trains until ``finish`` is called.  ``token`` (16
+    bytes) is for a controller with credentialed admission.
+
+    ``when_accepted``, ``when_formed`` and ``when_ended`` give each caller a
+    Deferred of its own, before the fact or after it.  None of them has a
+    deadline: use ``addTimeout``.  A host never dials again, and has no timer
+    left once its connection is gone.
     """
 
     def __init__(
@@ -107,46 +171,103 @@ class SimulatedHost(Protocol):
         hello: Hello,
         *,
         token: bytes | None = None,
-        train_secs: float = 1.0,
+        train_secs: float | None = 1.0,
         code: int = 0,
-        say: Callable[[str], None] = lambda line: None,
-        ended: Callable[[], None] = lambda: None,
+        limits: Limits | None = None,
     ) -> None:
-        self.talk = SimulatedClient(token=token)
-        self._clock = clock
-        self._hello = hello
+        super().__init__(clock, limits or Limits(), hello, token)
+        self.name = hello.host
+        self.end: Event | None = None
+        """What ended it: a Reject, an Abort, a LinkEnded, or a message out of its turn; None while it lives."""
+        self.finished = False
+        """Whether its ranks have exited; a connection that is gone after that is as it should be."""
         self._train_secs = train_secs
         self._code = code
-        self._say = say
-        self._ended = ended
+        self._training: IDelayedCall | None = None
+        self._world: WorldFormed | None = None
+        self._accepted = Once[Accept]()
+        self._formed = Once[WorldFormed]()
+        self._ended = Once[Event]()
+        self.deliver_to(self._heard)
+
+    def join(self, endpoint: IStreamClientEndpoint) -> Deferred[SimulatedHost]:
+        """Connect; fires with this host once it is accepted.
+
+        Fails with the endpoint's error where there is no connection, and with
+        HostEndedError where the controller refuses the host or closes.
+        """
+        return Deferred.fromCoroutine(self._join(endpoint))
+
+    def when_accepted(self) -> Deferred[Accept]:
+        """Fires with the Accept, whose ``ranks`` are this host's; HostEndedError where it ends before."""
+        return self._accepted.wait()
+
+    def when_formed(self) -> Deferred[WorldFormed]:
+        """Fires when the world has formed; HostEndedError where this host ends before."""
+        return self._formed.wait()
+
+    def when_ended(self) -> Deferred[Event]:
+        """Fires with what ends it; ``gone`` fires when its connection is gone, which may be later."""
+        return self._ended.wait()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its ranks, none before the Accept."""
+        return self.talk.ranks
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """What the controller said of the world, as in flodl's envelope; RuntimeError before it has formed."""
+        if self._world is None:
+            raise RuntimeError("the world has not formed yet: wait for when_formed()")
+        envelope: dict[str, Any] = json.loads(bytes.fromhex(self._world.envelope_hex))
+        return envelope
+
+    def finish(self) -> None:
+        """Have every rank exit now, and leave."""
+        self._stop_training()
+        if not self.finished:
+            self.finished = True
+            for rank in self.ranks:
+                self.report(rank, self._code)
+            self.close()
+
+    async def _join(self, endpoint: IStreamClientEndpoint) -> SimulatedHost:
+        await connectProtocol(endpoint, self)
+        await self.when_accepted()
+        return self
 
     def connectionMade(self) -> None:
-        assert self.transport is not None
-        self.transport.write(self.talk.hello(self._hello))
+        if isinstance(self.transport, tcp.Connection):
+            super().connectionMade()
+        self.greet()
 
-    def dataReceived(self, data: bytes) -> None:
-        for message in self.talk.feed(data):
-            match message:
-                case Accept():
-                    self._say(f"{self._hello.host}: accepted with ranks {list(message.ranks)}")
-                case WorldFormed():
-                    assert self.talk.envelope is not None
-                    ranks = self.talk.envelope["worker"]["ranks"]
-                    self._say(
-                        f"{self._hello.host}: the world has {self.talk.envelope['world_size']} ranks, mine {ranks}"
-                    )
-                    self._clock.callLater(self._train_secs, self._finish)
-                case _:
-                    self._say(f"{self._hello.host}: {message}")
+    def _heard(self, event: Event) -> None:
+        if self.end is not None:
+            return
+        match event:
+            case Accept():
+                self._accepted.happened(event)
+            case WorldFormed() if self.ranks and self._world is None:
+                self._world = event
+                if self._train_secs is not None:
+                    self._training = self._clock.callLater(self._train_secs, self.finish)
+                self._formed.happened(event)
+            case _:
+                self._over(event)
 
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
-        self._ended()
+    def _over(self, event: Event) -> None:
+        self.end = event
+        self._stop_training()
+        self.close()
+        self._ended.happened(event)
+        failure = Failure(HostEndedError(self.name, event, accepted=bool(self.ranks)))
+        self._accepted.happened(failure)
+        self._formed.happened(failure)
 
-    def _finish(self) -> None:
-        assert self.transport is not None
-        for rank in self.talk.ranks:
-            self.transport.write(self.talk.exited(rank, self._code))
-        self.transport.loseConnection()
+    def _stop_training(self) -> None:
+        if self._training is not None and self._training.active():
+            self._training.cancel()
 
 
 class FakeTransport(StringTransport):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.error import ConnectionLost
 
 from flodl_tw.agent.dial import DialError
 from flodl_tw.agent.link import JoinLink, LinkFactory
@@ -18,9 +18,9 @@ from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
 from flodl_tw.limits import CLOSE_GRACE
 from flodl_tw.run import RunSettings
-from flodl_tw.testing import ClockedController, FakeDial, make_hello
-from tests.agent.links import LinkTransport
+from flodl_tw.testing import ClockedController, make_hello
 from tests.pumped import TOKEN, PumpedTestCase, window
+from tests.wires import Wire, pump
 
 AT = ("gpu-head", 29500)
 DIALING = "2 hosts with 2 GPUs each: dialing gpu-head:29500"
@@ -30,33 +30,6 @@ FORMED = "the world has formed: 4 ranks on 2 hosts; training for 60 s"
 OVER = "the training has ended: every rank has exited with 0"
 WELL = "all went as it should"
 WRONG = "not as it should be: "
-
-
-class Wire:
-    """A connection in memory: a host's link, and what the controller's door made of it."""
-
-    def __init__(self, door: ClockedController, link: JoinLink) -> None:
-        self.link = link
-        self.far: FakeDial = door.dial()
-        self.near = LinkTransport(door.clock, None)
-        self.near.protocol = link
-        link.makeConnection(self.near)
-
-    def pump(self) -> bool:
-        """Carry what was written and what was closed to the other side; whether there was anything."""
-        sent = self.near.value()
-        self.near.clear()
-        self.far.send(sent)
-        if self.near.lost and not self.far.closed:
-            self.far.hang_up()
-            return True
-        received = self.far.received()
-        if not self.near.lost:
-            self.link.dataReceived(received)
-            if self.far.closed:
-                self.near.lose(ConnectionDone())
-                return True
-        return bool(sent or received)
 
 
 class RehearsalTestCase(PumpedTestCase):
@@ -92,9 +65,7 @@ class RehearsalTestCase(PumpedTestCase):
 
     def pump(self) -> None:
         """Let everything arrive that is under way, with no time passing."""
-        self.door.turn()
-        while sum(wire.pump() for wire in list(self.wires)):
-            self.door.turn()
+        pump(self.door, self.wires)
 
     def wait(self, secs: float) -> None:
         """Time passes."""
