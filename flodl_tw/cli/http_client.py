@@ -95,7 +95,7 @@ class _Body:
         self._data = data
         self.length = len(data)
 
-    def startProducing(self, consumer: IConsumer) -> Deferred[None]:  # noqa: N802  Twisted's name
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
         consumer.write(self._data)
         return succeed(None)
 

@@ -368,8 +368,8 @@ class WindowTests(ClusterFileTestCase):
         for line, expected in table:
             with self.subTest(line):
                 path = f"cluster.controller.join.{line.split(':')[0]} (line 6)"
-                expected = expected if expected.startswith(":") else f" {expected}"
-                self.assertIn(f"--cluster fdl.yml: {path}{expected}", self.refused_join(line))
+                told = expected if expected.startswith(":") else f" {expected}"
+                self.assertIn(f"--cluster fdl.yml: {path}{told}", self.refused_join(line))
 
 
 class RefusalTests(ClusterFileTestCase):

@@ -232,8 +232,8 @@ class TestStoreMachine(unittest.TestCase):
         unread = [b"".join(stream) for stream in streams]
         unfed = [list(stream) for stream in streams]
         passed = [0] * len(streams)
-        for who, size in [*turns, *enumerate(map(len, unread))]:
-            size = min(size, len(unread[who]))
+        for who, most in [*turns, *enumerate(map(len, unread))]:
+            size = min(most, len(unread[who]))
             cut.feed(who, unread[who][:size])
             unread[who] = unread[who][size:]
             passed[who] += size
