@@ -3,11 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test demo check peers torch-env torch trial bench clean
+# A class of tests stays with one worker: its tests may share a process.  conftest.py has the longest first.
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
+.PHONY: unit test demo check peers torch-env torch trial bench dist clean
+
+# What needs no process and no socket of its own.
+unit: $(VENV)/ready
+	$(PYTEST) -n auto --ignore=tests/loopback --ignore=tests/torch
+
+# Everything; most of it waits, so there are more workers than cores.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
-	$(BIN)/python -m coverage report --include='flodl_tw/core/*' --fail-under=100
+	$(PYTEST) -n 4 --cov
 
 demo: $(VENV)/ready
 	$(BIN)/flodl-tw run -n 4 --hosts 2 -- $(BIN)/python examples/meet.py
@@ -25,13 +32,18 @@ torch-env: $(VENV)/ready
 	$(BIN)/python peers/torch_env.py
 
 torch: torch-env
-	$(BIN)/python -m pytest --no-cov -rs tests/torch
+	$(PYTEST) -n 2 -rs tests/torch
 
 trial: $(VENV)/ready
 	$(BIN)/python -m twisted.trial tests
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/join.py
+
+# An sdist, and a wheel built from it, in dist/.
+dist: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group release
+	$(BIN)/python -m build
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,4 +52,4 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) _trial_temp* .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist _trial_temp* .coverage .pytest_cache .mypy_cache .ruff_cache

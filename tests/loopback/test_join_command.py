@@ -555,7 +555,7 @@ class ToldByFiles(AgentTestCase):
     def test_yaml_is_imported_for_such_a_file_alone(self) -> None:
         path = self.folder() / "fdl.yml"
         path.write_text("join: {controller: 'nowhere:0'}")
-        text = "import sys; from flodl_tw import cli; cli.main(sys.argv[1:]); print('yaml' in sys.modules)"
+        text = "import sys; from flodl_tw.cli.main import main; main(sys.argv[1:]); print('yaml' in sys.modules)"
         for words, imported in (((), b"False"), (("--fdl-yml", str(path)), b"True")):
             with self.subTest(imported):
                 ended = subprocess.run(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from twisted.internet.task import deferLater
 from twisted.logger import LogLevel
 
-from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
@@ -20,10 +16,8 @@ from flodl_tw.limits import Limits
 from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
-from flodl_tw.web.resource import StatusFactory, StatusResource
 from tests.core.store.queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
-from tests.waiting import ReactorTestCase, waits
 
 STATE = b"GET /state.json HTTP/1.1\r\nHost: ctl:29500\r\n\r\n"
 PAGE = b"GET / HTTP/1.1\r\nHost: ctl:29500\r\nAccept: text/html,*/*\r\n\r\n"
@@ -493,44 +487,6 @@ class BodyTests(StatusTestCase):
         for dial in dials:
             dial.send(b"POST /start HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
-
-
-class LargeAnswerTests(ReactorTestCase):
-    """An answer that leaves in parts; the reactor paces them, so this needs a socket."""
-
-    @waits
-    async def test_a_client_that_leaves_during_a_large_answer_is_no_error(self) -> None:
-        from twisted.internet import reactor
-
-        clocked = ClockedController(window(min_rank_start=1 << 20))
-        for host in range(3000):
-            clocked.dial().join(host=f"h{host}", gpus=("x" * 250,) * 4)
-        size = len(clocked.controller.run.state_json())
-        self.assertGreater(size, 3_000_000)
-        front = FrontDoor(reactor, Limits())
-        status = StatusFactory(front, StatusResource(clocked.controller, front.ended))
-        front.routes = {b"GET ": status}
-
-        async def until(happened: Callable[[], bool]) -> None:
-            for _ in range(500):
-                if happened():
-                    return
-                await deferLater(reactor, 0.01)
-            self.fail("it did not happen within 5 s")
-
-        port = reactor.listenTCP(0, front, interface="127.0.0.1")
-        try:
-            with socket.socket() as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.settimeout(5)
-                client.connect(("127.0.0.1", port.getHost().port))
-                client.sendall(STATE)
-                await until(lambda: len(front) == 1 and not front.pending)
-            await until(lambda: not len(front))
-        finally:
-            await port.stopListening()
-            await front.close_all()
-        self.assertEqual([failure.getErrorMessage() for failure in self.flushLoggedErrors()], [])
 
 
 class PageTests(StatusTestCase):
