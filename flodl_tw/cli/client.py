@@ -1,32 +1,54 @@
-"""One question to a controller over HTTP, and its answer, which nobody has to trust.
-
-Every way of not getting one ends in a sentence that says what to check.
-"""
+"""Questions to one controller over HTTP, and their answers; each way of getting none is a sentence for people."""
 
 from __future__ import annotations
 
+import io
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import treq
-from hyperlink import EncodedURL
 from treq.client import HTTPClient
 from twisted.internet import error as errors
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.python.failure import Failure
-from twisted.web._newclient import ParseError
-from twisted.web.client import RequestGenerationFailed, RequestTransmissionFailed, ResponseFailed
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IReactorTCP, IReactorTime, IStreamClientEndpoint
+from twisted.internet.task import Cooperator
+from twisted.web.client import URI, Agent, FileBodyProducer, RequestTransmissionFailed, ResponseFailed
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
 
-from flodl_tw.cli.http_client import ANSWER_SECS, CONNECT_SECS
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT, show_endpoint
+from flodl_tw.core.fields import ShapeError, decode_object
 from flodl_tw.core.log_text import printable, shortened
 
+CONNECT_SECS: Final = 5.0
+ANSWER_SECS: Final = 10.0
+"""From the first dial to the last byte of the answer."""
 MAX_ANSWER: Final = 64 * 1024
+MAX_STATE: Final = 64 * 1024 * 1024
+"""Bytes that are read of an answer with all of a run's hosts or ranks in it."""
 MAX_CHARS: Final = 1000
 """Characters that are shown of a text that came with an answer."""
+REFUSED: Final = 1
+"""The exit status of what was refused, or what nothing answers."""
+_URL: Final = "http://controller"
+"""The agent has one endpoint, and the Host header is ours: treq's URLs have no IPv6 address with a zone."""
+
+
+class AnswerError(Exception):
+    """There is no answer that can be used; the text is for people, ``status`` is the command's."""
+
+    status = REFUSED
+
+
+class NoAnswerError(AnswerError):
+    """Nothing answers, or not in time."""
+
+
+class ForeignAnswerError(AnswerError):
+    """Something answers, but not as a controller does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +65,15 @@ class ControllerAddress:
         return show_endpoint(self.host, self.port)
 
     @property
-    def url(self) -> str:
-        """Its address as a URL, without a path; raises ValueError for a host that can be in none."""
-        if set(self.host) & set("/?#@\\[]") or not self.host.isprintable() or " " in self.host:
-            raise ValueError(f"{self.host!r} is no host's name")
-        host = self.host if ":" in self.host else self.host.encode("idna").decode("ascii")
-        return f"http://{show_endpoint(host, self.port)}"
+    def host_header(self) -> str:
+        """What HTTP calls it; ValueError for a name that no look-up can have."""
+        # The zone of a link-local address means something on this host alone.
+        host = self.host.partition("%")[0] if ":" in self.host else self.host.encode("idna").decode("ascii")
+        return show_endpoint(host, self.port)
 
-
-class NoAnswerError(Exception):
-    """Nothing answers, or not in time; the text is for people."""
-
-
-class ForeignAnswerError(Exception):
-    """Something answers, but not as a controller does; the text is for people."""
-
-
-def foreign(controller: ControllerAddress, what: str) -> ForeignAnswerError:
-    """What came is not a controller's, and why."""
-    return ForeignAnswerError(f"{controller.shown} answers, but not as a controller does: {what}")
+    def foreign(self, what: str) -> ForeignAnswerError:
+        """What came is not a controller's, and why."""
+        return ForeignAnswerError(f"{self.shown} answers, but not as a controller does: {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,159 +84,119 @@ class Answer:
     code: int
     body: bytes
 
-    def text(self) -> str:
-        """The body as text."""
-        try:
-            return self.body.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise foreign(self.controller, f"byte {error.start} of its answer is not UTF-8") from None
-
-    def object(self) -> dict[str, Any]:
+    def object(self) -> dict[str, object]:
         """The body as a JSON object."""
-        text = self.text()
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            begin = printable(shortened(text.strip(), 60))
-            raise foreign(self.controller, f"status {self.code}, and no JSON: {begin or 'an empty body'}") from None
-        if not isinstance(value, dict):
-            raise foreign(self.controller, f"status {self.code}, and JSON that is no object")
-        return value
+            return decode_object(self.body, "its answer")
+        except ShapeError:
+            begin = printable(shortened(self.body.decode("utf-8", "replace").strip(), 60)) or "an empty body"
+            raise self.controller.foreign(f"status {self.code}, and no JSON object: {begin}") from None
 
 
-class _TooLongError(Exception):
-    """More of an answer than is read."""
+class ControllerClient:
+    """Asks one controller, with a connection of its own for each question."""
+
+    def __init__(self, http: HTTPClient, clock: IReactorTime, controller: ControllerAddress) -> None:
+        self._http = http
+        self.clock = clock
+        self.controller = controller
+
+    def ask(self, method: str, path: str, *, limit: int = MAX_ANSWER, body: object = None) -> Deferred[Answer]:
+        """Ask once; the Deferred fails with NoAnswerError or ForeignAnswerError.
+
+        ``body`` is sent as JSON.  The token goes with a POST alone: what is
+        open to everybody needs none.
+        """
+
+        def too_slow(result: object, seconds: float) -> NoReturn:
+            raise _no_answer(self.controller, f"no whole answer within {seconds:g} s")
+
+        asked = Deferred.fromCoroutine(self._ask(method, path, limit, body))
+        return asked.addTimeout(ANSWER_SECS, self.clock, too_slow)
+
+    async def _ask(self, method: str, path: str, limit: int, body: object) -> Answer:
+        data = bytearray()
+
+        def take(part: bytes) -> None:
+            data.extend(part)
+            if len(data) > limit:
+                raise self.controller.foreign(f"its answer is longer than {limit} bytes")
+
+        try:
+            headers = Headers({"Accept": ["application/json"], "Host": [self.controller.host_header]})
+            if method == "POST" and self.controller.token is not None:
+                headers.addRawHeader("Authorization", f"Bearer {self.controller.token.hex()}")
+            sent = None
+            if body is not None:
+                headers.addRawHeader("Content-Type", "application/json")
+                sent = json.dumps(body).encode()
+            # A redirect would take the token to somebody else.
+            response = await self._http.request(
+                method, _URL + path, headers=headers, data=sent, allow_redirects=False, unbuffered=True
+            )
+            await treq.collect(response, take)
+        except _FAILURES as error:
+            raise _told(self.controller, error) from None
+        return Answer(self.controller, response.code, bytes(data))
 
 
-async def ask(
-    http: HTTPClient,
-    controller: ControllerAddress,
-    method: str,
-    path: str,
-    *,
-    limit: int = MAX_ANSWER,
-    body: Any = None,
-) -> Answer:
-    """Ask once.  Raises NoAnswerError or ForeignAnswerError.
-
-    ``body`` is sent as JSON.  The token goes with a POST alone: what is open
-    to everybody needs none.
-    """
-    data = bytearray()
-
-    def take(part: bytes) -> None:
-        if len(data) + len(part) > limit:
-            raise _TooLongError
-        data.extend(part)
-
-    try:
-        response = await _cancellable(_send(http, controller, method, path, body))
-        await treq.collect(response, take)
-    except _TooLongError:
-        raise foreign(controller, f"its answer is longer than {limit} bytes") from None
-    except _FAILURES as error:
-        raise _told(controller, error) from None
-    return Answer(controller, response.code, bytes(data))
+class IClientReactor(IReactorTCP, IReactorTime):
+    """A reactor that dials and keeps time."""
 
 
-def _send(http: HTTPClient, controller: ControllerAddress, method: str, path: str, body: Any) -> Deferred[Any]:
-    url = controller.url
-    # The zone of a link-local address means something on this host alone.
-    headers = {"Accept": "application/json", "Host": re.sub("%[^]]*", "", url.removeprefix("http://"))}
-    # A redirect would take the token to somebody else.
-    options: dict[str, Any] = {"headers": headers, "allow_redirects": False, "unbuffered": True}
-    if method == "GET":
-        return http.get(_Url(url + path), **options)
-    if controller.token is not None:
-        headers["Authorization"] = f"Bearer {controller.token.hex()}"
-    if body is not None:
-        options["json"] = body
-    return http.post(_Url(url + path), **options)
+@implementer(IAgentEndpointFactory)
+class _OneEndpoint:
+    """Leads every request to one place, whatever its URL says."""
+
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  Twisted's name
+        return self._endpoint
 
 
-def _cancellable(asked: Deferred[Any]) -> Deferred[Any]:
-    """The same, but a cancelled one always says so: a client may tell it as a name that is unknown."""
-
-    def cancel(answered: Deferred[Any]) -> None:
-        answered.errback(CancelledError())
-        asked.cancel()
-
-    answered: Deferred[Any] = Deferred(cancel)
-
-    def pass_on(result: Any) -> None:
-        # A Failure goes down the other's errbacks.
-        if not answered.called:
-            answered.callback(result)
-
-    asked.addBoth(pass_on)
-    return answered
+def make_client(reactor: IClientReactor, controller: ControllerAddress) -> ControllerClient:
+    """A client that dials anew for each question, and knows no proxy."""
+    # A look-up would lose the zone of a link-local address.
+    kind = TCP6ClientEndpoint if ":" in controller.host else HostnameEndpoint
+    endpoint = kind(reactor, controller.host, controller.port, timeout=CONNECT_SECS)
+    agent = Agent.usingEndpointFactory(reactor, _OneEndpoint(endpoint))
+    turns = Cooperator(scheduler=lambda turn: reactor.callLater(0, turn))
+    http = HTTPClient(agent, data_to_body_producer=lambda data: FileBodyProducer(io.BytesIO(data), turns))
+    return ControllerClient(http, reactor, controller)
 
 
-class _Url(EncodedURL):
-    """A URL that is sent as it was written: treq's own takes an IPv6 address for a name, and fails."""
-
-    __slots__ = ("_written",)
-
-    def __init__(self, written: str) -> None:
-        super().__init__(scheme="http", host="controller")
-        self._written = written
-
-    def to_uri(self) -> _Url:
-        return self
-
-    def to_text(self, with_password: bool = False) -> str:
-        return self._written
-
-
+# A name that cannot be looked up is a ValueError; OSError is what a resolver or a socket may say.
 _FAILURES: Final = (
     errors.ConnectError,
-    errors.ConnectionAborted,
     errors.ConnectionClosed,
-    ParseError,
-    RequestGenerationFailed,
     RequestTransmissionFailed,
     ResponseFailed,
-    # A name that cannot be looked up is a ValueError; OSError is what a resolver or a socket may say.
     ValueError,
     OSError,
 )
-_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+_REASONS: Final = (
     (errors.ConnectionRefusedError, "the connection was refused"),
-    (errors.TimeoutError, f"no connection within {CONNECT_SECS:g} s"),
-    (errors.TCPTimedOutError, f"no connection within {CONNECT_SECS:g} s"),
-    (errors.DNSLookupError, "the name is unknown"),
-    (errors.UnknownHostError, "the name is unknown"),
+    ((errors.TimeoutError, errors.TCPTimedOutError), f"no connection within {CONNECT_SECS:g} s"),
+    ((errors.DNSLookupError, errors.UnknownHostError), "the name is unknown"),
     (errors.NoRouteError, "there is no route to it"),
-    (errors.ConnectionAborted, f"no whole answer within {ANSWER_SECS:g} s"),
     (errors.ConnectionLost, "the connection was reset"),
     (errors.ConnectionClosed, "it closed the connection without a whole answer"),
     (ValueError, "the name is none that can be looked up"),
 )
 
 
-def _causes(error: Any) -> Iterator[Any]:
-    """The errors that a client's error wraps, or itself."""
-    reasons = getattr(error, "reasons", None)
-    if not reasons:
-        yield error
-    for reason in reasons or ():
-        yield from _causes(reason.value if isinstance(reason, Failure) else reason)
-
-
-def _unparsed(causes: list[Any]) -> bool:
-    """Whether an answer failed by what was sent, not by the end of its connection."""
-    if any(isinstance(cause, (ParseError, ValueError)) for cause in causes):
-        return True
-    return not any(isinstance(cause, (errors.ConnectionClosed, errors.ConnectionAborted)) for cause in causes)
-
-
-def _told(controller: ControllerAddress, error: Exception) -> Exception:
+def _told(controller: ControllerAddress, error: Exception) -> AnswerError:
     """A client's error in words, with what to check."""
-    causes = list(_causes(error))
-    if isinstance(error, ResponseFailed) and _unparsed(causes):
-        return foreign(controller, "what it sends is not HTTP")
-    known = [why for kind, why in _REASONS for cause in causes if isinstance(cause, kind)]
-    why = known[0] if known else printable(shortened(str(causes[0]), MAX_CHARS))
+    reasons = getattr(error, "reasons", None)
+    cause = reasons[0].value if reasons else error
+    if isinstance(error, ResponseFailed) and not isinstance(cause, errors.ConnectionClosed):
+        return controller.foreign("what it sends is not HTTP")
+    known = (why for kind, why in _REASONS if isinstance(cause, kind))
+    return _no_answer(controller, next(known, printable(shortened(str(cause), MAX_CHARS))))
+
+
+def _no_answer(controller: ControllerAddress, why: str) -> NoAnswerError:
     return NoAnswerError(
         f"nothing answers at {controller.shown}: {why}; check that the controller runs, "
         f"its address and its port ({DEFAULT_PORT} unless it was told otherwise; flodl's own launcher has {FDL_PORT})"

@@ -1,27 +1,27 @@
 """The ``flodl-tw`` command: join a world from a worker, run one on this machine, and look after one from anywhere.
 
-Options are read here as texts; what they mean is for ``agent/settings.py`` and
-``operate.py``, and what is done with them for ``commands/``.
+Options are parsed here to texts; what they mean is for ``agent/settings.py``
+and for the module that does the command.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from importlib import import_module
+from typing import Final, NoReturn
 
 from flodl_tw import __version__
-from flodl_tw.cli import operator, rehearse, token, worker
 from flodl_tw.cli.terminal import PERMANENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
 
-_SECRET: Final = re.compile(r"[0-9a-fA-F]{24,}")
-
+Command = Callable[[Mapping[str, object], list[str], Mapping[str, str]], int]
+"""Does what options, program and environment say, and gives the exit status."""
 HOST_OPTIONS: Final = (
     ("host", "NAME", "this host's name in the world [default: $FLODL_HOST_NAME, or the machine's]"),
     ("token-file", "FILE", "file with the run's token, for its owner alone [default: $FLODL_JOIN_TOKEN]"),
@@ -49,7 +49,12 @@ REHEARSE_OPTIONS: Final = (
     ("bad", "KINDS", "one more host of each kind, to be refused: nccl, vendor, dataset, duplicate, or a comma list"),
     ("secs", "N", "how long the ranks train once the world has formed [default: 60]"),
 )
-COMMANDS: Final = ("join", "run", "status", "start", "abort", "rehearse", "token")
+MODULES: Final = {
+    **dict.fromkeys(("join", "run"), "worker"),
+    **dict.fromkeys(("status", "start", "abort"), "operator"),
+    **{name: name for name in ("rehearse", "token")},
+}
+"""Where each command is a function of its name; imported when it is asked for: an agent needs no HTTP client."""
 WITH_PROGRAM: Final = ("join", "run")
 
 
@@ -61,14 +66,12 @@ class Parser(argparse.ArgumentParser):
     has_program = False
     """Whether the command takes a program."""
 
-    def error(self, message: str) -> Any:
+    def error(self, message: str) -> NoReturn:
         # What was mistyped may be the token.
-        shown = _SECRET.sub("(not shown)", message)
-        head, colon, rest = message.partition("unrecognized arguments: ")
+        shown = without_tokens(message)
+        _, colon, rest = message.partition("unrecognized arguments: ")
         if colon and not rest.startswith("-") and self.has_program:
             shown += " (PROGRAM and its arguments stand after --)"
-        if colon and "tok" in rest.lower():
-            shown = head + colon + rest.split()[0].partition("=")[0] + " (not shown)"
         say(f"{shown}; {self.page or self.prog} --help lists the options")
         raise SystemExit(PERMANENT)
 
@@ -88,25 +91,25 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"flodl-tw {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    join = _command(commands, "join", "join this host, and run a rank of PROGRAM on each device", worker.join)
+    join = _command(commands, "join", "join this host, and run a rank of PROGRAM on each device")
     join.usage = "flodl-tw join HOST[:PORT] [options] -- PROGRAM [ARGS...]"
     where = f"the controller [port: {DEFAULT_PORT}]; may be left out where --fdl-yml tells it"
     join.add_argument("controller", metavar="HOST[:PORT]", nargs="?", help=where)
     _add(join, (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS))
     join.add_argument("--persist", action="store_true", default=None, help="dial again after each run or failure")
     join.add_argument("--check", action="store_true", default=None, help="ask whether this host would be admitted")
-    run = _command(commands, "run", "controller and agents in one: a whole world on this machine", worker.run)
+    run = _command(commands, "run", "controller and agents in one: a whole world on this machine")
     run.usage = "flodl-tw run [-n N] [--hosts H] [options] -- PROGRAM [ARGS...]"
     run.add_argument("-n", "--nproc", dest="nproc", metavar="N", help="N ranks without GPUs in all")
     run.add_argument("--hosts", metavar="H", help="as how many hosts [default: 1]")
     _add(run, (DEVICE_OPTIONS[0], *RANK_OPTIONS))
-    for name, text, command in (
-        ("status", "what the controller says of its run", operator.status),
-        ("start", "close the join window: the operator's start", operator.start),
-        ("abort", "end the run, on every host", operator.abort),
-        ("rehearse", "simulated hosts without GPUs, to try what watches a controller", rehearse.rehearse),
+    for name, text in (
+        ("status", "what the controller says of its run"),
+        ("start", "close the join window: the operator's start"),
+        ("abort", "end the run, on every host"),
+        ("rehearse", "simulated hosts without GPUs, to try what watches a controller"),
     ):
-        sub = _command(commands, name, text, command)
+        sub = _command(commands, name, text)
         sub.add_argument("address", metavar="HOST[:PORT]", nargs="?", help=f"[default: 127.0.0.1:{DEFAULT_PORT}]")
         if name == "status":
             sub.add_argument("--json", action="store_true", default=None, help="state.json as it is")
@@ -117,32 +120,34 @@ def make_parser() -> Parser:
             _add(sub, REHEARSE_OPTIONS)
         if name == "abort":
             sub.add_argument("--reason", metavar="TEXT", help="what every host and log is told")
-    made = _command(commands, "token", "make a file with a new token, for a controller and its workers", token.make)
-    made.add_argument(
-        "file", metavar="FILE", nargs="?", default=token.DEFAULT_FILE, help=f"[default: {token.DEFAULT_FILE}]"
-    )
+    made = _command(commands, "token", "make a file with a new token, for a controller and its workers")
+    made.add_argument("file", metavar="FILE", nargs="?", help="[default: run.token]")
     return parser
 
 
-def _command(commands: Any, name: str, text: str, command: Callable[..., int]) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
-    )
-    made.set_defaults(run=command)
-    return made
+def _command(commands: argparse._SubParsersAction[Parser], name: str, text: str) -> Parser:
+    return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``flodl-tw``; gives the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return _guarded(lambda environ: _run(words, environ))
+
+
+def agent_main() -> int:
+    """``flodl-tw-agent PROGRAM ARGS…``: an agent that a launcher such as ``fdl join --bin`` has started."""
+    from flodl_tw.cli import worker
+
+    return _guarded(lambda environ: worker.bootstrapped({}, sys.argv[1:], environ))
+
+
+def _run(words: list[str], environ: Mapping[str, str]) -> int:
     split = words.index("--") if "--" in words else len(words)
     ours, program = words[:split], words[split + 1 :]
-    if any(word.partition("=")[0] == "--token" for word in ours):
-        # It must not be repeated by an error.
-        say("--token (not shown): every user of this machine can see an argument; use --token-file or FLODL_JOIN_TOKEN")
-        return PERMANENT
+    refuse_argument(ours)
     parser = make_parser()
-    if ours and ours[0] in COMMANDS:
+    if ours and ours[0] in MODULES:
         # The outer parser speaks for the commands, too.
         parser.page = f"flodl-tw {ours[0]}"
         parser.has_program = ours[0] in WITH_PROGRAM and split == len(words)
@@ -150,15 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if program and parsed.command not in WITH_PROGRAM:
         parser.error(f"{parsed.command} runs no program, so nothing may stand after --")
     options = {name.replace("_", "-"): value for name, value in vars(parsed).items()}
-    return _guarded(parsed.run, options, program)
+    module = import_module(f"flodl_tw.cli.{MODULES[parsed.command]}")
+    command: Command = getattr(module, parsed.command)
+    return command(options, program, environ)
 
 
-def agent_main() -> int:
-    """``flodl-tw-agent PROGRAM ARGS…``: an agent that a launcher such as ``fdl join --bin`` has started."""
-    return _guarded(worker.bootstrapped, {}, sys.argv[1:])
-
-
-def _guarded(command: Callable[..., int], options: Mapping[str, Any], program: list[str]) -> int:
+def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
     _open_standard_descriptors()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
@@ -168,11 +170,11 @@ def _guarded(command: Callable[..., int], options: Mapping[str, Any], program: l
             # They are the ranks', and mean nothing before there are any.
             signal.signal(number, lambda received, frame: None)
     environ = dict(os.environ)
-    for name in ("FLODL_JOIN_TOKEN", "FLODL_INTERNAL_AGENT_JSON"):
+    for name in (TOKEN_VARIABLE, "FLODL_INTERNAL_AGENT_JSON"):
         # Nothing that we start needs it from here on.
         os.environ.pop(name, None)
     try:
-        return command(options, program, environ)
+        return command(environ)
     except SettingError as error:
         say(str(error))
         return PERMANENT

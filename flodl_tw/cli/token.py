@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from flodl_tw.cli.terminal import Printer, say
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import printable
+from flodl_tw.core.tokens import shown_path
+from flodl_tw.core.views import join_commands
+from flodl_tw.options import OptionReader
+from flodl_tw.state_folder import make_token_file
 
 DEFAULT_FILE: Final = "run.token"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-def make(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+def token(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """Make the file; status 1 where the disk is full, or the lines cannot be written."""
-    import socket
-
-    from flodl_tw.core.tokens import shown_path
-    from flodl_tw.state_folder import make_token_file
-
-    path = options["file"]
+    given = OptionReader(options, environ).argument("file")
+    path = DEFAULT_FILE if given is None else given
     if shown_path(path) != path:
         limit = "a file of this name could not be shown, and a token is made here, not given"
         raise SettingError("FILE", shown_path(path), limit, f"name a file such as {DEFAULT_FILE}")
@@ -54,11 +57,6 @@ def _found(path: str) -> tuple[str, str]:
 
 def lines(path: str, host: str) -> tuple[str, str, str]:
     """What to do with the file, if its controller will run on ``host``; never the token."""
-    import shlex
-
-    from flodl_tw.core.log_text import printable
-    from flodl_tw.core.views import join_commands
-
     word = shlex.quote(path)
     join, _ = join_commands(show_endpoint(host, DEFAULT_PORT), True, word)
     return (

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.cli.operator import check
 from flodl_tw.cli.terminal import make_reactor, say
 from flodl_tw.core.errors import SettingError
 
@@ -73,6 +72,8 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     for note in (*notes, *warnings, *choice.notes):
         say(note)
     if checks:
+        from flodl_tw.cli.operator import check
+
         return check(settings, choice)
     return _run_agent(settings, choice, environ)
 

@@ -14,8 +14,8 @@ from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
-from flodl_tw.cli import operate
-from flodl_tw.cli.operate import ControllerAddress
+from flodl_tw.cli import operator
+from flodl_tw.cli.client import ControllerAddress, ControllerClient
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.testing import ClockedController, make_hello
@@ -77,14 +77,19 @@ class FailingAgent:
         return fail(error.ConnectionRefusedError())
 
 
-class OperateTestCase(PumpedTestCase):
+class OperatorTestCase(PumpedTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.said: list[str] = []
 
-    def command(self, coroutine: Coroutine[Any, Any, int]) -> int:
-        """The exit status of a command that ends at once."""
-        status: int = self.successResultOf(Deferred.fromCoroutine(coroutine))
+    def client(self, http: Any, controller: ControllerAddress = HERE) -> ControllerClient:
+        """A client of this controller, on a clock that stands still."""
+        return ControllerClient(http, Clock(), controller)
+
+    def command(self, coroutine: Coroutine[Any, Any, int], controller: ControllerAddress = HERE) -> int:
+        """The exit status of a conversation that ends at once."""
+        told = operator.told(coroutine, controller, self.said.append)
+        status: int = self.successResultOf(Deferred.fromCoroutine(told))
         return status
 
     def door(self, **options: Any) -> ClockedController:
@@ -101,9 +106,9 @@ class OperateTestCase(PumpedTestCase):
         return StubTreq(Canned(code, body if isinstance(body, bytes) else json.dumps(body).encode()))
 
 
-class StatusTests(OperateTestCase):
+class StatusTests(OperatorTestCase):
     def status(self, http: Any, *, as_json: bool = False) -> int:
-        return self.command(operate.status(http, HERE, self.said.append, as_json=as_json))
+        return self.command(operator.show_status(self.client(http), self.said.append, as_json=as_json))
 
     def test_a_run_at_a_glance(self) -> None:
         door = self.door()
@@ -182,13 +187,12 @@ class StatusTests(OperateTestCase):
 
     def test_a_controller_that_goes_after_its_state_has_told_it(self) -> None:
         http = self.http(self.failed())
-        here: Callable[..., Any] = http.get
-        answers = iter((here, HTTPClient(FailingAgent()).get))
+        answers = iter((http.request, HTTPClient(FailingAgent()).request))
 
-        def get(*asked: Any, **options: Any) -> Any:
+        def request(*asked: Any, **options: Any) -> Any:
             return next(answers)(*asked, **options)
 
-        http.get = get
+        http.request = request
         self.assertEqual(self.status(http), 0)
         self.assertTrue(self.said[0].startswith("The run at 127.0.0.1:29500 is failed"))
 
@@ -203,8 +207,8 @@ class StatusTests(OperateTestCase):
 
     def test_what_is_no_controller_is_told_in_one_line(self) -> None:
         for code, body, text in (
-            (200, b"<html>hello\n</html>", "status 200, and no JSON: <html>hello\\n</html>"),
-            (200, b"", "status 200, and no JSON: an empty body"),
+            (200, b"<html>hello\n</html>", "status 200, and no JSON object: <html>hello\\n</html>"),
+            (200, b"", "status 200, and no JSON object: an empty body"),
             (200, {"members": []}, "its state's phase is missing: it must be a text, in characters that UTF-8 has"),
             (404, {"error": "not found"}, "GET /state.json gets status 404"),
             (500, b"oops", "GET /state.json gets status 500"),
@@ -216,10 +220,10 @@ class StatusTests(OperateTestCase):
                 self.assertEqual(self.said, [NOT_OURS + text])
 
 
-class WatchTests(OperateTestCase):
+class WatchTests(OperatorTestCase):
     def watch(self, http: Any, clock: Clock, *, as_json: bool = False) -> Deferred[int]:
-        watching = operate.watch(http, HERE, self.said.append, clock, as_json=as_json)
-        return Deferred.fromCoroutine(watching)
+        watching = operator.watch(ControllerClient(http, clock, HERE), self.said.append, as_json=as_json)
+        return Deferred.fromCoroutine(operator.told(watching, HERE, self.said.append))
 
     def after(self, clock: Clock, seconds: float) -> list[str]:
         """The lines that were printed within these seconds."""
@@ -296,11 +300,11 @@ class WatchTests(OperateTestCase):
         door = self.door()
         http = self.http(door)
         clock = Clock()
-        here: Callable[..., Any] = http.get
+        here: Callable[..., Any] = http.request
         watching = self.watch(http, clock)
-        gone: Callable[..., Any] = HTTPClient(FailingAgent()).get
-        for get in (gone, gone, here, gone, gone):
-            http.get = get
+        gone: Callable[..., Any] = HTTPClient(FailingAgent()).request
+        for request in (gone, gone, here, gone, gone):
+            http.request = request
             self.assertEqual(self.after(clock, 2), [])
         self.assertNoResult(watching)
         (line,) = self.after(clock, 2)
@@ -312,9 +316,9 @@ class WatchTests(OperateTestCase):
         self.assertEqual(self.successResultOf(watching), 1)
 
 
-class StartTests(OperateTestCase):
+class StartTests(OperatorTestCase):
     def start(self, http: Any, controller: ControllerAddress = HERE) -> int:
-        return self.command(operate.start(http, controller, self.said.append))
+        return self.command(operator.send_start(self.client(http, controller), self.said.append), controller)
 
     def test_a_start_forms_the_world(self) -> None:
         door = self.door()
@@ -351,13 +355,13 @@ class StartTests(OperateTestCase):
 
     def test_an_older_controller_is_named_so(self) -> None:
         for command, endpoint in (
-            (operate.start, "POST /start"),
-            (lambda *given: operate.abort(*given, "why"), "POST /abort"),
-            (lambda *given: operate.check(*given, {}), "POST /check"),
+            (operator.send_start, "POST /start"),
+            (lambda *given: operator.send_abort(*given, "why"), "POST /abort"),
+            (lambda *given: operator.ask_check(*given, {}), "POST /check"),
         ):
             self.said.clear()
-            http = self.canned(404, {"error": "not found", "endpoints": []})
-            self.assertEqual(self.command(command(http, HERE, self.said.append)), 1)
+            client = self.client(self.canned(404, {"error": "not found", "endpoints": []}))
+            self.assertEqual(self.command(command(client, self.said.append)), 1)
             self.assertEqual(
                 self.said,
                 [
@@ -371,9 +375,9 @@ class StartTests(OperateTestCase):
             (200, {"armed": False, "joined_ranks": 1, "min_rank_start": 1}, "status 200, and armed is not true"),
             (200, {"armed": True, "min_rank_start": 1}, f"its answer's joined_ranks is missing: it must be a {WHOLE}"),
             (200, {"armed": True, "joined_ranks": True}, f"its answer's joined_ranks true: it must be a {WHOLE}"),
-            (200, [], "status 200, and JSON that is no object"),
-            (403, {"error": 7}, "status 403 without a reason"),
-            (502, b"<h1>Bad Gateway</h1>", "status 502, and no JSON: <h1>Bad Gateway</h1>"),
+            (200, [], "status 200, and no JSON object: []"),
+            (403, {"error": 7}, "its answer's error 7: it must be a text, in characters that UTF-8 has"),
+            (502, b"<h1>Bad Gateway</h1>", "status 502, and no JSON object: <h1>Bad Gateway</h1>"),
         ):
             self.said.clear()
             self.assertEqual(self.start(self.canned(code, body)), 1)
@@ -387,9 +391,9 @@ class StartTests(OperateTestCase):
         self.assertLess(len(line), 1050)
 
 
-class AbortTests(OperateTestCase):
+class AbortTests(OperatorTestCase):
     def abort(self, http: Any, reason: str | None) -> int:
-        return self.command(operate.abort(http, HERE, self.said.append, reason))
+        return self.command(operator.send_abort(self.client(http), self.said.append, reason))
 
     def test_an_abort_ends_the_run_with_its_reason(self) -> None:
         door = self.door()
@@ -403,7 +407,7 @@ class AbortTests(OperateTestCase):
         resource = Canned(200, b'{"aborted":true,"joined_hosts":1}')
         self.assertEqual(self.abort(StubTreq(resource), None), 0)
         self.assertEqual(self.abort(StubTreq(resource), "why"), 0)
-        self.assertEqual(resource.asked, [(b"POST", b"/abort", b""), (b"POST", b"/abort", b'{"reason":"why"}')])
+        self.assertEqual(resource.asked, [(b"POST", b"/abort", b""), (b"POST", b"/abort", b'{"reason": "why"}')])
         self.assertEqual(self.said[0], "the run at 127.0.0.1:29500 is aborted: 1 host told")
 
     def test_a_run_that_is_over_is_not_aborted(self) -> None:
@@ -418,9 +422,9 @@ class AbortTests(OperateTestCase):
         self.assertIn("refuses: reason ' ': it is blank", self.said[0])
 
 
-class CheckTests(OperateTestCase):
+class CheckTests(OperatorTestCase):
     def check(self, http: Any, hello: Any, controller: ControllerAddress = HERE) -> int:
-        return self.command(operate.check(http, controller, self.said.append, hello))
+        return self.command(operator.ask_check(self.client(http, controller), self.said.append, hello), controller)
 
     def test_each_verdict_has_its_status(self) -> None:
         door = self.door()
@@ -452,13 +456,15 @@ class CheckTests(OperateTestCase):
         self.assertEqual(self.check(http, hello, ControllerAddress("127.0.0.1", 29500, TOKEN)), 0)
 
     def test_a_verdict_that_is_none(self) -> None:
-        neither = "its verdict is neither an admission nor a refusal with its reason"
         for body, text in (
-            ({}, neither),
-            ({"admitted": 1}, neither),
-            ({"admitted": False, "reason": "x"}, neither),
-            ({"admitted": False, "retry": 0, "reason": "x"}, neither),
-            ({"admitted": False, "retry": False}, neither),
+            ({}, "its answer's retry is missing: it must be true or false"),
+            ({"admitted": 1}, "its answer's admitted 1: it must be true or false"),
+            ({"admitted": False, "reason": "x"}, "its answer's retry is missing: it must be true or false"),
+            ({"admitted": False, "retry": 0, "reason": "x"}, "its answer's retry 0: it must be true or false"),
+            (
+                {"admitted": False, "retry": False},
+                "its answer's reason is missing: it must be a text, in characters that UTF-8 has",
+            ),
             ({"admitted": True}, f"its answer's ranks is missing: it must be a list of {WHOLES}"),
             ({"admitted": True, "ranks": ["0"]}, f"its answer's ranks has '0': it must be a list of {WHOLES}"),
         ):
