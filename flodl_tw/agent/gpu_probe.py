@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import math
 import os
 import re
-import resource
+import selectors
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from flodl_tw.agent.devices import Gpu, Inventory
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
@@ -35,6 +34,7 @@ OLD_NVIDIA: Final = (*NVIDIA[:2], "--query-gpu=index,uuid,name,memory.total")
 INFOROM_STATUS: Final = 14
 """nvidia-smi's status where a card's infoROM is damaged: a warning, after a whole answer."""
 AMD: Final = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json")
+LATE: Final = "did not answer in time"
 OUR_PREFIX: Final = "FLODL_"
 """Tools have no use for our variables, some of which hold secrets."""
 
@@ -42,8 +42,12 @@ _NCCL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9
 _HEX_ID = re.compile(r"0x[0-9a-fA-F]+")
 
 
-class Question:
-    """One run of a tool, under way; its output goes to memory files, so that it waits for no reader and no disk."""
+class ToolError(Exception):
+    """A tool's answer cannot be had; the text follows its name."""
+
+
+class Tool:
+    """One run of a tool, under way; what it prints waits in pipes until somebody reads it."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = words[0]
@@ -52,85 +56,76 @@ class Question:
         self.status: int | None = None
         """How it ended."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._files: list[BinaryIO] = []
         found = shutil.which(self.name, path=environ.get("PATH", os.defpath))
         self.absent = found is None
         """Whether there is no such tool."""
         if found is not None:
             try:
-                self._start([found, *words[1:]], environ)
+                self._process = subprocess.Popen(  # noqa: S603  found on the user's own PATH
+                    [found, *words[1:]],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={name: text for name, text in environ.items() if not name.startswith(OUR_PREFIX)},
+                    start_new_session=True,
+                )
             except OSError as error:
                 self.error = f"{self.name} cannot be run: {error.strerror}"
-                self.end()
-
-    def _start(self, words: list[str], environ: Mapping[str, str]) -> None:
-        for _ in range(2):
-            self._files.append(os.fdopen(os.memfd_create(self.name), "rb+"))
-        out, err = self._files
-        # The limit must hold before the tool's first step: it may start programs of its own.  No thread runs yet.
-        self._process = subprocess.Popen(  # noqa: S603  found on the user's own PATH
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={name: text for name, text in environ.items() if not name.startswith(OUR_PREFIX)},
-            start_new_session=True,
-            preexec_fn=_limit_files,  # noqa: PLW1509
-        )
 
     def answer(self, deadline: float) -> str:
         """What it printed by the deadline; ``error`` is set where that is nothing, or not all.  To be asked once."""
         if self._process is None:
             return ""
         try:
-            return self._printed(self._process.wait(max(0.0, deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            self.error = f"{self.name} did not answer in time"
+            text, complaint = _printed(self._process, deadline)
+            self.status = self._process.wait(max(END_SECS, deadline - time.monotonic()))
+        except (ToolError, subprocess.TimeoutExpired) as error:
+            self.error = f"{self.name} {error if isinstance(error, ToolError) else LATE}"
             return ""
         finally:
             self.end()
-
-    def _printed(self, status: int) -> str:
-        self.status = status
-        out, err = (self._read(file) for file in self._files)
-        if len(out) >= MAX_ANSWER:
-            self.error = f"{self.name} answered more than {MAX_ANSWER} bytes"
-            return ""
-        text = out.decode("utf-8", "replace")
-        lines = [line for line in (err.decode("utf-8", "replace") + "\n" + text).splitlines() if line.strip()]
+        lines = [line for line in f"{complaint}\n{text}".splitlines() if line.strip()]
         said = f": {clean(lines[0])}" if lines else ""
-        if status:
-            how = f"status {status}" if status > 0 else f"signal {-status}"
+        if self.status:
+            how = f"status {self.status}" if self.status > 0 else f"signal {-self.status}"
             self.error = f"{self.name} failed with {how}{said}"
         elif not text.strip():
             self.error = f"{self.name} says nothing{said}"
         return text
 
-    @staticmethod
-    def _read(file: BinaryIO) -> bytes:
-        file.seek(0)
-        return file.read(MAX_ANSWER)
-
     def end(self) -> None:
         """End what still runs of it, and forget what it printed."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is None:
+            return
+        if self._process.returncode is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECS)
-        while self._files:
-            self._files.pop().close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
-PR_SET_PDEATHSIG: Final = 1
-_libc: Final = ctypes.CDLL(None)
-
-
-def _limit_files() -> None:
-    """The kernel ends a tool that writes without end, and one that is left alone."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ANSWER, MAX_ANSWER))
+def _printed(process: subprocess.Popen[bytes], deadline: float) -> list[str]:
+    """All that it prints to its two pipes; ToolError at the deadline or over the limit."""
+    printed = [bytearray(), bytearray()]
+    with selectors.DefaultSelector() as selector:
+        for pipe, data in zip((process.stdout, process.stderr), printed, strict=True):
+            assert pipe is not None
+            selector.register(pipe, selectors.EVENT_READ, data)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ToolError(LATE)
+            for key, _ in ready:
+                part = os.read(key.fd, 1 << 16)
+                key.data.extend(part)
+                if len(key.data) >= MAX_ANSWER:
+                    raise ToolError(f"answered more than {MAX_ANSWER} bytes")
+                if not part:
+                    selector.unregister(key.fileobj)
+    return [data.decode("utf-8", "replace") for data in printed]
 
 
 class Probe:
@@ -138,43 +133,40 @@ class Probe:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._nvidia = Question(NVIDIA, environ)
-        self._amd = Question(AMD, environ)
+        self._nvidia, self._amd = Tool(NVIDIA, environ), Tool(AMD, environ)
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the tools that are still asked."""
+        """End the tools that still run."""
         atexit.unregister(self.close)
         self._nvidia.end()
         self._amd.end()
 
     def inventory(self, timeout: float = 10.0) -> Inventory:
         """This machine's GPUs; takes ``timeout`` seconds at most, and half a second for each tool to be ended."""
+        deadline = time.monotonic() + timeout
+        notes: list[str] = []
         try:
-            return self._inventory(time.monotonic() + timeout)
+            for vendor, ask in (("NVIDIA", self._ask_nvidia), ("AMD", self._ask_amd)):
+                gpus, note = ask(deadline)
+                if note is not None:
+                    notes.append(note if gpus else f"{note}: no {vendor} GPU is known")
+                if gpus:
+                    return Inventory(vendor, tuple(gpus), tuple(notes))
         finally:
             self.close()
-
-    def _inventory(self, deadline: float) -> Inventory:
-        notes: list[str] = []
-        for vendor, ask in (("NVIDIA", self._ask_nvidia), ("AMD", self._ask_amd)):
-            gpus, note = ask(deadline)
-            if note is not None:
-                notes.append(note if gpus else f"{note}: no {vendor} GPU is known")
-            if gpus:
-                return Inventory(vendor, tuple(gpus), tuple(notes))
         return Inventory(None, (), tuple(notes) or ("neither nvidia-smi nor rocm-smi is on PATH: no GPU is known",))
 
     def _ask_nvidia(self, deadline: float) -> tuple[list[Gpu], str | None]:
-        question = self._nvidia
-        text = question.answer(deadline)
-        if question.error is not None and "compute_cap" in question.error + text:
-            question = Question(OLD_NVIDIA, self._environ)
-            text = question.answer(deadline)
-        if question.absent or (question.error is not None and question.status != INFOROM_STATUS):
-            return [], question.error
+        tool = self._nvidia
+        text = tool.answer(deadline)
+        if tool.error is not None and "compute_cap" in tool.error + text:
+            tool = Tool(OLD_NVIDIA, self._environ)
+            text = tool.answer(deadline)
+        if tool.absent or (tool.error is not None and tool.status != INFOROM_STATUS):
+            return [], tool.error
         other = [line for line in text.split("\n") if line.strip() and _nvidia_gpu(line) is None]
-        return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else question.error
+        return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else tool.error
 
     def _ask_amd(self, deadline: float) -> tuple[list[Gpu], str | None]:
         # It fails where one card does not tell one thing, and has told the rest.
@@ -269,8 +261,7 @@ def _amd_gpu(index: int, facts: Mapping[str, str]) -> Gpu:
 def _gfx(text: str) -> str:
     """An architecture; ROCm 6.0 has its last digit decimal, gfx9010 for gfx90a."""
     decimal = re.fullmatch(r"gfx90(1[0-5])", text)
-    if decimal:
-        return f"gfx90{int(decimal[1]):x}"
+    text = f"gfx90{int(decimal[1]):x}" if decimal else text
     return text if re.fullmatch(r"gfx[0-9][0-9a-f]{2,5}", text) else ""
 
 

@@ -201,7 +201,7 @@ class NvidiaSmi(Tools):
     def test_complaints_without_end_are_ended_too(self) -> None:
         self.tool("nvidia-smi", "exec yes complaint >&2")
         self.assertEqual(
-            self.inventory().notes, ("nvidia-smi failed with signal 25: complaint: no NVIDIA GPU is known",)
+            self.inventory().notes, (f"nvidia-smi answered more than {MAX_ANSWER} bytes: no NVIDIA GPU is known",)
         )
 
     def test_what_cannot_be_run_is_told_apart_from_what_is_absent(self) -> None:
@@ -388,9 +388,9 @@ class Hanging(Tools):
         self.assertEqual([one.is_gone(0) for one in watched], [False, False])
         return watched
 
-    def ended(self, told: Path, asking: Probe, timeout: float) -> Inventory:
+    def ended(self, told: Path, probe: Probe, timeout: float) -> Inventory:
         watched = self.hanging(told)
-        inventory = asking.inventory(timeout)
+        inventory = probe.inventory(timeout)
         self.assertFalse(Path(f"/proc/{watched[0].pid}").exists(), "the tool is a zombie")
         self.assertEqual([one.is_gone(10) for one in watched], [True, True])
         return inventory
@@ -407,9 +407,9 @@ class Hanging(Tools):
         done = self.folder / "done"
         os.mkfifo(done)
         self.prints("rocm-smi", json.dumps({"card0": MI300}), f'exec cat "{done}"')
-        asking = Probe(self.environ)
+        probe = Probe(self.environ)
         done.write_text("")
-        self.assertEqual(self.ended(told, asking, 1.0).gpus, (MI300_GPU,))
+        self.assertEqual(self.ended(told, probe, 1.0).gpus, (MI300_GPU,))
 
     def test_one_that_nobody_needs_is_not_waited_for(self) -> None:
         told = self.hangs("rocm-smi")
@@ -431,9 +431,9 @@ class Hanging(Tools):
 
     def test_those_that_are_not_asked_for_an_answer_are_ended_too(self) -> None:
         told = self.hangs("nvidia-smi")
-        asking = Probe(self.environ)
+        probe = Probe(self.environ)
         watched = self.hanging(told)
-        asking.close()
+        probe.close()
         self.assertEqual([one.is_gone(10) for one in watched], [True, True])
 
 
