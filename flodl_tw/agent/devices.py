@@ -1,6 +1,6 @@
 """Which devices a host offers: its GPUs, what masks leave visible of them, and what was asked for.
 
-Pure: what the vendor's tool said comes in as an ``Inventory`` (``gpu_tools.py``).
+Pure: what the vendor's tool said comes in as an ``Inventory`` (``gpu_probe.py``).
 A mask's entry is a number or an opaque name (``GPU-…``, ``MIG-…``), which
 passes untouched to the rank that gets it; that of a known AMD GPU becomes its
 index.  Where a driver would silently stop at an entry that it cannot use, this
@@ -16,7 +16,7 @@ from typing import Final
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
-from flodl_tw.core.log_text import MAX_TEXT_BYTES
+from flodl_tw.core.log_text import MAX_TEXT_BYTES, shortened
 
 MAX_NUMBER: Final = 255
 """The hello has one byte a device."""
@@ -89,9 +89,9 @@ class Visible:
     gpu: Gpu | None
 
     @property
-    def opaque(self) -> bool:
-        """Whether it goes by a name."""
-        return not self.text.isdecimal()
+    def index(self) -> int | None:
+        """The physical index; None where it goes by a name."""
+        return int(self.text) if self.text.isdecimal() else None
 
     def is_same(self, other: Visible) -> bool:
         """Whether both are one GPU, as far as that can be seen."""
@@ -120,12 +120,13 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is visible, by the number that a next mask names it by.
+    """What is visible of an inventory, by the number that the next selection names it by.
 
     That is the physical index where there is no mask yet, and the position
     behind one.  ``masks`` are those that made it.
     """
 
+    inventory: Inventory
     gpus: Mapping[int, Visible]
     masks: tuple[Selection, ...] = ()
     notes: tuple[str, ...] = ()
@@ -133,6 +134,58 @@ class View:
     def place(self, one: Visible) -> int | None:
         """The number of a GPU; None where it is not visible."""
         return next((number for number, other in self.gpus.items() if one.is_same(other)), None)
+
+    def behind(self, mask: Selection) -> View:
+        """What a mask leaves of it."""
+        entries, notes = mask.entries, self.notes
+        hidden = next((place for place, entry in enumerate(entries) if _HIDES.fullmatch(entry)), None)
+        if hidden is not None:
+            hides = f"the GPUs after {entries[hidden - 1]}" if hidden else "every GPU"
+            notes = (*notes, f"{mask} hides {hides}")
+        found = self.selected(mask, entries[:hidden])
+        return View(self.inventory, dict(enumerate(found)), (*self.masks, mask), notes)
+
+    def selected(self, selection: Selection, entries: Sequence[str]) -> list[Visible]:
+        """The visible GPUs that entries of a selection name."""
+        if len(entries) > MAX_ENTRIES:
+            limit = f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}"
+            raise selection.wrong(limit, "name the GPUs of one host")
+        found: list[Visible] = []
+        for entry in entries:
+            one = self._one(selection, entry)
+            if any(one.is_same(other) for other in found):
+                raise selection.wrong(f"{entry} names a GPU that is named before", "name each GPU once")
+            found.append(one)
+        return found
+
+    def _one(self, selection: Selection, entry: str) -> Visible:
+        if _OPAQUE.fullmatch(entry):
+            return self._named(selection, entry)
+        if not _NUMBER.fullmatch(entry):
+            limit = f"{_shown(entry)} is neither a number nor a GPU-… or MIG-… name"
+            raise selection.wrong(limit, "name each GPU in one of these ways")
+        if int(entry) not in self.gpus:
+            those = f"the positions in {self.masks[-1]}" if self.masks else "the GPUs of this host"
+            raise selection.wrong(f"{entry} is none of {_span(self.gpus)}, {those}", "name GPUs that there are")
+        return self.gpus[int(entry)]
+
+    def _named(self, selection: Selection, name: str) -> Visible:
+        """The GPU of an opaque name, which stays its name."""
+        # A name may be cut short as long as it is one GPU's; the name of a GPU's part begins none of theirs.
+        same = [gpu for gpu in self.inventory.gpus if gpu.uuid.lower().startswith(name.lower())]
+        one = Visible(name, same[0] if len(same) == 1 else None)
+        place = self.place(one)
+        if place is not None:
+            # ROCR takes names, but a rank's mask is HIP's, whose older releases know numbers alone.
+            return self.gpus[place] if self.inventory.vendor == "AMD" else one
+        if self.masks:
+            limit = f"{' and '.join(map(str, self.masks))} does not leave {name} visible"
+            raise selection.wrong(limit, "name GPUs that are visible here")
+        if selection.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in self.inventory.gpus):
+            limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
+            raise selection.wrong(limit, "name GPUs that there are, each by enough of its name")
+        # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.
+        return one
 
 
 def choose(
@@ -156,11 +209,10 @@ def choose(
     if not view.gpus:
         why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
-    everything = asked.text == "all"
-    chosen = list(view.gpus.values()) if everything else _resolved(asked, asked.entries, view, inventory)
+    chosen = list(view.gpus.values()) if asked.text == "all" else view.selected(asked, asked.entries)
     _check_limits(asked, chosen)
     libtorch, notes = _libtorch(chosen[0].gpu, inventory)
-    return Choice(_numbered(chosen, view, inventory), libtorch, (*inventory.notes, *view.notes, *notes))
+    return Choice(_numbered(chosen, view), libtorch, (*inventory.notes, *view.notes, *notes))
 
 
 def without_gpus(count: int) -> Choice:
@@ -173,122 +225,48 @@ def without_gpus(count: int) -> Choice:
 def numbered(numbers: Sequence[int], inventory: Inventory) -> Choice:
     """Devices that a launcher has chosen already, by physical index; labels where they are known."""
     known = {gpu.index: gpu for gpu in inventory.gpus}
-    labels = {index: gpu.label for index, gpu in known.items()}
-    devices = tuple(Device(number, str(number), labels.get(number, "")) for number in numbers)
-    libtorch, notes = _libtorch(known.get(numbers[0]) if numbers else None, inventory)
+    chosen = [known.get(number) for number in numbers]
+    devices = tuple(
+        Device(number, str(number), gpu.label if gpu else "") for number, gpu in zip(numbers, chosen, strict=True)
+    )
+    libtorch, notes = _libtorch(chosen[0] if chosen else None, inventory)
     return Choice(devices, libtorch, (*inventory.notes, *notes))
 
 
-# What is visible
-
-
 def _view(inventory: Inventory, environ: Mapping[str, str]) -> View:
-    view = View({gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus})
-    for variable in _variables(inventory.vendor, environ):
-        if view.gpus:
-            view = _masked(Selection(variable, environ[variable]), view, inventory)
+    view = View(inventory, {gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus})
+    # The masks are applied in the order in which the vendor's runtime does: HIP's numbers are positions in what ROCR
+    # leaves, and HIP takes CUDA's variable where its own is not set.
+    amd = (ROCR_VARIABLE, HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE)
+    for variable in amd if inventory.vendor == "AMD" else (CUDA_VARIABLE,):
+        if view.gpus and variable in environ:
+            # An empty mask is no unset one: to the driver it hides every GPU.
+            view = view.behind(Selection(variable, environ[variable]))
     return view
-
-
-def _variables(vendor: str | None, environ: Mapping[str, str]) -> list[str]:
-    """The masks that are set, in the order in which the vendor's runtime applies them."""
-    if vendor != "AMD":
-        return [name for name in (CUDA_VARIABLE,) if name in environ]
-    # HIP's numbers are positions in what ROCR leaves, and HIP takes CUDA's variable where its own is not set.
-    upper = HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE
-    return [name for name in (ROCR_VARIABLE, upper) if name in environ]
-
-
-def _masked(mask: Selection, view: View, inventory: Inventory) -> View:
-    """What a mask leaves of a view."""
-    entries = mask.entries
-    hidden = next((place for place, entry in enumerate(entries) if _HIDES.fullmatch(entry)), None)
-    found = _resolved(mask, entries[:hidden], view, inventory)
-    notes = list(view.notes)
-    if hidden is not None:
-        hides = f"the GPUs after {entries[hidden - 1]}" if hidden else "every GPU"
-        notes.append(f"{mask} hides {hides}")
-    return View(dict(enumerate(found)), (*view.masks, mask), tuple(notes))
-
-
-# What was asked for, by a mask or by --devices
-
-
-def _resolved(selection: Selection, entries: Sequence[str], view: View, inventory: Inventory) -> list[Visible]:
-    """The GPUs that the entries name, of those that are visible."""
-    if len(entries) > MAX_ENTRIES:
-        raise selection.wrong(f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}", "name the GPUs of one host")
-    found: list[Visible] = []
-    for entry in entries:
-        one = _one(selection, entry, view, inventory)
-        if any(one.is_same(other) for other in found):
-            raise selection.wrong(f"{entry} names a GPU that is named before", "name each GPU once")
-        found.append(one)
-    return found
-
-
-def _one(selection: Selection, entry: str, view: View, inventory: Inventory) -> Visible:
-    if _OPAQUE.fullmatch(entry):
-        return _named(selection, entry, view, inventory)
-    if not _NUMBER.fullmatch(entry):
-        limit = f"{_shown(entry)} is neither a number nor a GPU-… or MIG-… name"
-        raise selection.wrong(limit, "name each GPU in one of these ways")
-    found = view.gpus.get(int(entry))
-    if found is None:
-        those = f"the positions in {view.masks[-1]}" if view.masks else "the GPUs of this host"
-        raise selection.wrong(f"{entry} is none of {_span(view.gpus)}, {those}", "name GPUs that there are")
-    return found
-
-
-def _named(selection: Selection, name: str, view: View, inventory: Inventory) -> Visible:
-    """The GPU of an opaque name, which stays its name."""
-    same = _by_uuid(name, inventory)
-    one = Visible(name, same[0] if len(same) == 1 else None)
-    place = view.place(one)
-    if place is not None:
-        # ROCR takes names, but a rank's mask is HIP's, whose older releases know numbers alone.
-        return view.gpus[place] if inventory.vendor == "AMD" else one
-    if view.masks:
-        limit = f"{' and '.join(map(str, view.masks))} does not leave {name} visible"
-        raise selection.wrong(limit, "name GPUs that are visible here")
-    if selection.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in inventory.gpus):
-        limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
-        raise selection.wrong(limit, "name GPUs that there are, each by enough of its name")
-    # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.
-    return one
-
-
-def _by_uuid(name: str, inventory: Inventory) -> list[Gpu]:
-    """The GPUs of a name, which may be cut short as long as it is one GPU's; a part's name is none of theirs."""
-    return [gpu for gpu in inventory.gpus if gpu.uuid.lower().startswith(name.lower())]
-
-
-# What the hello says
 
 
 def _check_limits(asked: Selection, chosen: Sequence[Visible]) -> None:
     if len(chosen) > MAX_DEVICES:
         raise asked.wrong(f"these are {len(chosen)} devices, the limit a host is {MAX_DEVICES}", "offer fewer")
-    highest = max((int(one.text) for one in chosen if not one.opaque), default=0)
+    highest = max((one.index for one in chosen if one.index is not None), default=0)
     if highest > MAX_NUMBER:
         limit = f"it has the GPU of index {highest}, the limit is {MAX_NUMBER}"
         raise asked.wrong(limit, "name GPUs of lower indexes")
 
 
-def _numbered(chosen: Sequence[Visible], view: View, inventory: Inventory) -> tuple[Device, ...]:
+def _numbered(chosen: Sequence[Visible], view: View) -> tuple[Device, ...]:
     """The devices: a number's is its physical index, a name's its position, or the lowest that is free."""
-    taken = {int(one.text) for one in chosen if not one.opaque}
+    taken = {one.index for one in chosen}
     devices = []
     for place, one in enumerate(chosen):
-        if not one.opaque:
-            devices.append(Device(int(one.text), one.text, one.gpu.label if one.gpu else ""))
-            continue
-        number = view.place(one)
-        number = place if number is None else number
-        if number in taken or number > MAX_NUMBER:
-            number = next(free for free in range(MAX_DEVICES) if free not in taken)
-        taken.add(number)
-        devices.append(Device(number, one.text, _opaque_label(one, inventory)))
+        number, label = one.index, one.gpu.label if one.gpu else ""
+        if number is None:
+            label, number = _opaque_label(one, view.inventory), view.place(one)
+            number = place if number is None else number
+            if number in taken or number > MAX_NUMBER:
+                number = next(free for free in range(MAX_DEVICES) if free not in taken)
+            taken.add(number)
+        devices.append(Device(number, one.text, label))
     return tuple(devices)
 
 
@@ -314,12 +292,9 @@ def _libtorch(first: Gpu | None, inventory: Inventory) -> tuple[str, tuple[str, 
     )
 
 
-# For people
-
-
 def _shown(text: str) -> str:
     """A text of somebody's environment: quoted, on one line, and cut where it is long."""
-    return repr(text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…")
+    return repr(shortened(text, SHOWN_CHARS))
 
 
 def _span(numbers: Mapping[int, Visible]) -> str:

@@ -103,6 +103,13 @@ class Masks(unittest.TestCase):
                         " hides every GPU; give --nproc N for ranks without GPUs",
                     )
 
+    def test_an_empty_mask_is_no_unset_one_and_hides_every_gpu_as_the_driver_has_it(self) -> None:
+        for inventory, variable in ((EIGHT, CUDA), (AMD, CUDA), (AMD, HIP), (AMD, ROCR)):
+            with self.subTest(vendor=inventory.vendor, variable=variable):
+                self.assertEqual(len(choose(None, None, inventory, {}).devices), len(inventory.gpus))
+                said = refusal(None, inventory, **{variable: ""})
+                self.assertIn(f"this host has no GPU to offer: {variable}='' hides every GPU", said)
+
     def test_a_hiding_entry_hides_what_follows_and_there_is_a_note(self) -> None:
         for mask, left, last in (("0,-1,1", [0], 0), ("3,2,", [3, 2], 2), ("1,NoDevFiles,1,x", [1], 1)):
             with self.subTest(mask=mask):
