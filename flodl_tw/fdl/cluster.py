@@ -1,7 +1,7 @@
 """The ``cluster:`` block of a flodl user's ``fdl.yml``, or a file that is that block, YAML or JSON.
 
 What the keys mean, how they default and which contradict each other; how they
-are read is in ``cluster_nodes.py``.  All faults are SettingErrors of one line.
+are read is in ``yaml_nodes.py``.  All faults are SettingErrors of one line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 from flodl_tw.core.addresses import FDL_PORT
 from flodl_tw.core.tokens import parse_token
 from flodl_tw.core.window import StartMode, WindowSettings
-from flodl_tw.fdl.yaml_nodes import Block, Value, read_document, shown
+from flodl_tw.fdl.yaml_document import read_document
+from flodl_tw.fdl.yaml_nodes import Block, Value, known_keys, shown
+from flodl_tw.options import by_word
 
 MAX_SECONDS: Final = 366 * 24 * 3600
 MAX_COUNT: Final = 1 << 31
@@ -71,10 +73,10 @@ def _cluster_block(root: Value) -> Block:
     """The block, whether the file has it or is it."""
     found = root.entries()
     if "cluster" in found and found["cluster"].kind != "null":
-        return found["cluster"].block("cluster")
+        return found["cluster"].block(known_keys("cluster"))
     if "controller" not in found and ("cluster" in found or any(name in found for name in FDL_KEYS)):
         raise root.location.error("it has no cluster: block", "name the file that has one; an fdl.NAME.yml often does")
-    return root.block("cluster", "cluster")
+    return root.block([*known_keys("cluster"), "cluster"])
 
 
 def _devices(value: Value) -> tuple[int, ...] | None:
@@ -93,17 +95,16 @@ def _worker(block: Block) -> RosterEntry:
     host = block.need("host", "give the name that the worker joins with")
     if not host.word().isprintable() or len(host.text().encode()) > 255:
         raise host.error("a host's name is at most 255 bytes, without control characters", "shorten it")
-    ranks = block.values.get("ranks")
     return RosterEntry(
         host=host.text(),
-        ranks=() if ranks is None else ranks.wholes(0, MAX_COUNT),
+        ranks=block.get("ranks", lambda ranks: ranks.wholes(0, MAX_COUNT)) or (),
         local_devices=_devices(block.need("local_devices", "list the worker's devices, or write all")),
         nccl_socket_ifname=block.need("nccl_socket_ifname", "name the interface that NCCL uses there").text(),
         path=block.need("path", "give the project's folder on that host").word(),
-        arch=block.text("arch"),
-        data_path=block.text("data_path"),
-        gpu_ram_share=block.share(),
-        tunnel=bool(block.flag("tunnel")),
+        arch=block.get("arch", Value.text),
+        data_path=block.get("data_path", Value.text),
+        gpu_ram_share=block.get("gpu_ram_share", Value.share),
+        tunnel=bool(block.get("tunnel", Value.flag)),
         env=block.env(),
     )
 
@@ -180,17 +181,15 @@ def _counted(workers: Sequence[_Worker]) -> Iterator[RosterEntry]:
         start = end
 
 
-def _start(value: Value | None) -> StartMode | None:
-    if value is None:
-        return None
-    text = value.text()
-    if text not in (mode.value for mode in StartMode):
-        raise value.error("the choices are auto, manual, hybrid", "give one of them")
-    return StartMode(text)
+def _start(value: Value) -> StartMode:
+    modes = by_word(StartMode)
+    if value.text() not in modes:
+        raise value.error(f"the choices are {', '.join(modes)}", "give one of them")
+    return modes[value.text()]
 
 
 def _join(block: Block, roster: Mapping[str, RosterEntry]) -> JoinBlock:
-    start, discovery = _start(block.values.get("start")), block.flag("discovery")
+    start, discovery = block.get("start", _start), block.get("discovery", Value.flag)
     quorum = block.whole("min_rank_start", 1, MAX_COUNT)
     target = block.whole("target_ranks", 1, MAX_COUNT)
     if not discovery and all(entry.ranks for entry in roster.values()):
@@ -207,8 +206,8 @@ def _join(block: Block, roster: Mapping[str, RosterEntry]) -> JoinBlock:
         max_join_timeout=block.whole("max_join_timeout", 1, MAX_SECONDS),
         start=start,
         discovery=discovery,
-        open_admission=block.flag("open_admission"),
-        tunnel_only=block.flag("tunnel_only"),
+        open_admission=block.get("open_admission", Value.flag),
+        tunnel_only=block.get("tunnel_only", Value.flag),
     )
     _check_window(block, join)
     _check_trust(block, join)
@@ -217,14 +216,18 @@ def _join(block: Block, roster: Mapping[str, RosterEntry]) -> JoinBlock:
 
 def _check_window(block: Block, join: JoinBlock) -> None:
     values = block.values
+
+    def default(name: str) -> str:
+        return "" if name in values else ", the roster's ranks"
+
     if join.start is StartMode.MANUAL and "target_ranks" in values:
         limit = "start: manual leaves the close to the operator"
         raise values["target_ranks"].error(limit, "drop it, or use start: hybrid, which has both")
     if join.target_ranks is not None and join.target_ranks < join.min_rank_start:
         if "target_ranks" in values:
-            limit = f"the least is min_rank_start, {join.min_rank_start}{block.default('min_rank_start')}"
+            limit = f"the least is min_rank_start, {join.min_rank_start}{default('min_rank_start')}"
             raise values["target_ranks"].error(limit, "raise it, or lower min_rank_start")
-        limit = f"the most is target_ranks, {join.target_ranks}{block.default('target_ranks')}"
+        limit = f"the most is target_ranks, {join.target_ranks}{default('target_ranks')}"
         raise values["min_rank_start"].error(limit, "lower it, or state target_ranks")
     window = WindowSettings().join_timeout if join.join_timeout is None else join.join_timeout
     if join.max_join_timeout is not None and join.max_join_timeout < window:
@@ -241,23 +244,21 @@ def _check_trust(block: Block, join: JoinBlock) -> None:
         raise block.values["tunnel_only"].error("it needs discovery: true", way_out)
 
 
-def read_token(value: Value | None, shown: str = "") -> bytes | None:
+def read_token(value: Value, shown: str = "") -> bytes:
     """The token; a scalar's text as it stands, since 32 decimal digits are a token as well."""
-    if value is None:
-        return None
     if value.scalar is None:
         raise value.location.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
     return parse_token(value.scalar, str(value.location), shown)
 
 
 def _cluster(block: Block) -> ClusterFile:
-    controller = block.need("controller", "it has the host, the port and the join block").block("controller")
+    needed = block.need("controller", "it has the host, the port and the join block")
+    controller = needed.block(known_keys("controller"))
     host = controller.need("host", "give the name or address that workers dial").word()
     port = controller.whole("port", 1, 65535)
     join_block = controller.child("join")
-    items = block.values["workers"].items() if "workers" in block.values else []
-    blocks = [item.block("worker") for item in items]
-    if not blocks and not join_block.flag("discovery"):
+    blocks = [item.block(known_keys("worker")) for item in block.get("workers", Value.items) or []]
+    if not blocks and not join_block.get("discovery", Value.flag):
         raise block.missing("workers", "list one or more, or set controller.join.discovery: true")
     roster = _roster([_Worker(worker, _worker(worker)) for worker in blocks])
     join = _join(join_block, roster)
@@ -265,11 +266,11 @@ def _cluster(block: Block) -> ClusterFile:
         host=host,
         port=FDL_PORT if port is None else port,
         join=join,
-        token=read_token(join_block.values.get("token")),
+        token=join_block.get("token", read_token),
         roster=roster,
         loopback=bool(join.tunnel_only or (roster and all(entry.tunnel for entry in roster.values()))),
         env=block.env(),
-        gpu_ram_share=block.share(),
+        gpu_ram_share=block.get("gpu_ram_share", Value.share),
     )
 
 

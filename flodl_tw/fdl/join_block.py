@@ -14,7 +14,8 @@ from typing import Final
 
 from flodl_tw.core.addresses import FDL_PORT, MAX_PORT, parse_endpoint
 from flodl_tw.fdl.cluster import MAX_DEVICE, read_token
-from flodl_tw.fdl.yaml_nodes import Block, Value, read_document
+from flodl_tw.fdl.yaml_document import read_document
+from flodl_tw.fdl.yaml_nodes import Block, Value
 from flodl_tw.options import Placed
 from flodl_tw.state_folder import readable_token
 
@@ -36,7 +37,7 @@ class JoinFile:
 
     def token(self) -> bytes | None:
         """The token; None where the file has none."""
-        return read_token(self.block.values.get("token"), "(not shown)")
+        return self.block.get("token", lambda value: read_token(value, "(not shown)"))
 
     def controller(self) -> tuple[str, int] | None:
         """Host and port of the controller; None where the file names none."""
@@ -69,12 +70,12 @@ def read_join_file(path: str, option: str) -> JoinFile:
     value = root.entries().get("join")
     if value is None or value.kind == "null":
         raise root.location.error("it has no join: block", "name the file that has one")
-    block = value.block_of((*KEYS, *UNUSED))
+    block = value.block((*KEYS, *UNUSED))
     warning = readable_token(option, path) if "token" in block.values else None
     return JoinFile(
         block=block,
         texts=_texts(block),
-        args=tuple(item.plain() for item in block.values["args"].items()) if "args" in block.values else (),
+        args=tuple(item.plain() for item in block.get("args", Value.items) or ()),
         notes=(*_unused(block), *([] if warning is None else [warning])),
     )
 
@@ -82,10 +83,9 @@ def read_join_file(path: str, option: str) -> JoinFile:
 def _texts(block: Block) -> Mapping[str, Placed]:
     texts = {}
     for key, read in _OPTIONS.items():
-        value = block.values.get(key)
-        text = None if value is None else read(value)
-        if value is not None and text is not None:
-            texts[key.replace("_", "-")] = Placed(text, str(value.location))
+        text = block.get(key, read)
+        if text is not None:
+            texts[key.replace("_", "-")] = Placed(text, str(block.values[key].location))
     return texts
 
 

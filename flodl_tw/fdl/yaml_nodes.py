@@ -1,28 +1,26 @@
-"""A file of flodl's as nodes that keep their line, read as what each has to be; PyYAML stays here.
+"""The nodes of a file of flodl's, each with its place, read as what it has to be.
 
-YAML is read as flodl reads it (1.2: ``no`` is a text, ``010`` too), and JSON is
-YAML enough.  An alias is the node that it names: the walk is as deep as the
-tables of known keys, so nothing is ever expanded.  All faults are SettingErrors
-of one line that name the key's path and line.
+An alias is the node that it names: the walk is as deep as the tables of known
+keys, so nothing is ever expanded.  All faults are SettingErrors of one line
+that name the key's path and line.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import yaml
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.tokens import shown_path, without_tokens
+from flodl_tw.core.tokens import without_tokens
 
-MAX_BYTES: Final = 256 * 1024
-MAX_DEPTH: Final = 64
+T = TypeVar("T")
 
 KNOWN_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     # level: the keys that are used; flodl's others, which are accepted and unused
@@ -40,12 +38,9 @@ KNOWN_KEYS: Final[Mapping[str, tuple[str, str]]] = {
 }
 _RESERVED_PREFIX: Final = "FLODL_INTERNAL_"
 _RESERVED_NAMES: Final = frozenset(f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")) | {
-    "CUDA_DEVICE_ORDER",
-    "GPU_DEVICE_ORDINAL",
-    "FLODL_HOST_NAME",
-    "FDL_ENV",
+    *("CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "FLODL_HOST_NAME", "FDL_ENV"),
 }
-_TAG: Final = "tag:yaml.org,2002:"
+TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {
     "str": "a text",
     "int": "a whole number",
@@ -54,6 +49,11 @@ _KINDS: Final = {
     "seq": "a list",
     "map": "a mapping",
 }
+
+
+def known_keys(level: str) -> list[str]:
+    """The keys that a level of the cluster file may have."""
+    return " ".join(KNOWN_KEYS[level]).split()
 
 
 def shown(text: str, quoted: bool = True) -> str:
@@ -83,10 +83,13 @@ class Location:
 
     def below(self, key: str, node: yaml.Node) -> Location:
         key = key if re.fullmatch(r"[\w-]+", key) and without_tokens(key) == key else shown(key)
-        return replace(self, path=f"{self.path}.{key}" if self.path else key, line=node.start_mark.line + 1)
+        return replace(self, path=f"{self.path}.{key}" if self.path else key).at(node)
 
     def item(self, index: int, node: yaml.Node) -> Location:
-        return replace(self, path=f"{self.path}[{index}]", line=node.start_mark.line + 1)
+        return replace(self, path=f"{self.path}[{index}]").at(node)
+
+    def at(self, node: yaml.Node) -> Location:
+        return replace(self, line=node.start_mark.line + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        return str(self.node.tag).removeprefix(_TAG)
+        return str(self.node.tag).removeprefix(TAG)
 
     @property
     def value(self) -> str:
@@ -151,9 +154,11 @@ class Value:
         return number
 
     def flag(self) -> bool:
-        text = self._scalar("bool", "write one of the two without quotes").lower()
+        way_out = "write one of the two without quotes"
+        text = self._scalar("bool", way_out).lower()
         if text not in ("true", "false"):
-            raise self.error("it must be true or false", "write one of the two without quotes")
+            # An explicit !!bool tag gives any text this kind.
+            raise self.error("it must be true or false", way_out)
         return text == "true"
 
     def share(self) -> float:
@@ -191,23 +196,18 @@ class Value:
             raise self.location.error(f"it must be a mapping, this is {kind}", "write `key: value` lines under it")
         found: dict[str, Value] = {}
         for key, node in self.node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
-                raise replace(self.location, line=key.start_mark.line + 1).error(
-                    "a key must be a text", "put it in quotes"
-                )
+            if not isinstance(key, yaml.ScalarNode) or key.tag != f"{TAG}str":
+                raise self.location.at(key).error("a key must be a text", "put it in quotes")
             location = self.location.below(key.value, key)
             name = Value(location, key).text()
             if name in found:
-                raise location.error(
-                    f"the key is there twice, first in line {found[name].location.line}", "drop one of the two"
-                )
+                limit = f"the key is there twice, first in line {found[name].location.line}"
+                raise location.error(limit, "drop one of the two")
             found[name] = Value(location, node)
         return found
 
-    def block(self, level: str, *more: str) -> Block:
-        return self.block_of((*" ".join(KNOWN_KEYS[level]).split(), *more))
-
-    def block_of(self, known: Sequence[str]) -> Block:
+    def block(self, known: Sequence[str]) -> Block:
+        """The mapping, if all of its keys are known."""
         found = self.entries()
         for name, value in found.items():
             if name not in known:
@@ -237,27 +237,17 @@ class Block:
             raise self.missing(name, way_out)
         return self.values[name]
 
-    def child(self, level: str) -> Block:
-        """The block of that name; an absent one is empty."""
-        if level in self.values:
-            return self.values[level].block(level)
-        return Block(replace(self.location, path=f"{self.location.path}.{level}"), {})
-
-    def default(self, name: str) -> str:
-        """For an error: that the value of ``name`` is not the file's own."""
-        return "" if name in self.values else ", the roster's ranks"
-
-    def text(self, name: str) -> str | None:
-        return self.values[name].text() if name in self.values else None
-
-    def flag(self, name: str) -> bool | None:
-        return self.values[name].flag() if name in self.values else None
+    def get(self, name: str, read: Callable[[Value], T]) -> T | None:
+        """What ``read`` makes of the value of that name; None where there is none."""
+        return read(self.values[name]) if name in self.values else None
 
     def whole(self, name: str, least: int, most: int) -> int | None:
-        return self.values[name].whole(least, most) if name in self.values else None
+        return self.get(name, lambda value: value.whole(least, most))
 
-    def share(self) -> float | None:
-        return self.values["gpu_ram_share"].share() if "gpu_ram_share" in self.values else None
+    def child(self, level: str) -> Block:
+        """The block of that name, which is the name of its table of keys; an absent one is empty."""
+        absent = Block(replace(self.location, path=f"{self.location.path}.{level}"), {})
+        return self.get(level, lambda value: value.block(known_keys(level))) or absent
 
     def env(self) -> Mapping[str, str]:
         given = self.values["env"].entries() if "env" in self.values else {}
@@ -267,86 +257,3 @@ class Block:
             if name.startswith(_RESERVED_PREFIX) or name in _RESERVED_NAMES:
                 raise value.location.error("each rank gets a value of its own in this variable", "drop it")
         return MappingProxyType({name: value.text() for name, value in given.items()})
-
-
-class _Loader(yaml.SafeLoader):
-    """Nodes as flodl's parser makes them: YAML 1.2's scalars, tabs between tokens; and no nest without a bottom."""
-
-    yaml_implicit_resolvers: dict[Any, Any] = {}
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {MAX_DEPTH}", mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def scan_to_next_token(self) -> None:
-        super().scan_to_next_token()
-        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
-            self.forward()
-            super().scan_to_next_token()
-
-
-for _kind, _pattern in (
-    ("null", r"(?:~|null|Null|NULL|)"),
-    ("bool", r"(?:true|True|TRUE|false|False|FALSE)"),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)"),
-    (
-        "float",
-        r"[-+]?(?:\.inf|\.Inf|\.INF|(?!0[0-9]+\Z)(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)|\.nan|\.NaN|\.NAN",
-    ),
-):
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), None)
-
-
-def read_document(path: str, option: str, block: str) -> Value:
-    """The one document of a file that ``option`` names; ``block`` is what is wanted of it."""
-    file = shown_path(path)
-    try:
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingError(option, file, f"it cannot be read ({why})", "check the path and its owner") from None
-    if len(raw) > MAX_BYTES:
-        raise SettingError(
-            option, file, f"it is larger than {MAX_BYTES} bytes", f"name the fdl.yml, or its {block} block alone"
-        )
-    start = Location(file, "", 1, option)
-    node = _compose(_decode(raw, start), start)
-    if node is None or node.tag == f"{_TAG}null":
-        raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
-    return Value(replace(start, line=node.start_mark.line + 1), node)
-
-
-def _decode(raw: bytes, start: Location) -> str:
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise replace(start, line=line).error("it is not UTF-8", "save it as UTF-8") from None
-
-
-def _compose(text: str, start: Location) -> yaml.Node | None:
-    problem, line = "", 1
-    node: yaml.Node | None = None
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        problem = f"it has the character #x{error.character:04x}"
-        line = text.count("\n", 0, error.position) + 1
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem, line = shown(f"{error.problem}", quoted=False), mark.line + 1 if mark else 1
-    except (ValueError, OverflowError):
-        problem = "an escape in it names no character"
-    if problem:
-        # A tag's handle is a text of the file's.
-        problem = re.sub("'!.*'", "(not shown)", problem)
-        raise replace(start, line=line).error(f"it is neither YAML nor JSON: {problem}", "correct that line")
-    return node

@@ -22,7 +22,8 @@ from flodl_tw.fdl.cluster import (
     RosterEntry,
     read_cluster_file,
 )
-from flodl_tw.fdl.yaml_nodes import KNOWN_KEYS, MAX_BYTES, MAX_DEPTH
+from flodl_tw.fdl.yaml_document import MAX_BYTES, MAX_DEPTH
+from flodl_tw.fdl.yaml_nodes import KNOWN_KEYS
 
 SAMPLE = Path(__file__).parent / "cluster" / "fdl.yml"
 TOKEN = "0123456789abcdef0123456789abcdef"

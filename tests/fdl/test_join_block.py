@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flodl_tw.agent.settings import AgentSettings, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file
-from flodl_tw.fdl.yaml_nodes import MAX_BYTES
+from flodl_tw.fdl.yaml_document import MAX_BYTES
 from flodl_tw.options import OptionReader
 from tests.agent.test_settings import OTHER, TOKEN, SettingsTestCase
 
