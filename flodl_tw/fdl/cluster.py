@@ -38,7 +38,6 @@ class RosterEntry:
     data_path: str | None
     gpu_ram_share: float | None
     tunnel: bool
-    env: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class JoinBlock:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """All that the file says; ``loopback`` is whether it binds loopback, ``env`` and the share are the fleet's."""
+    """All that the file says; ``loopback`` is whether it binds loopback, and the share is the fleet's."""
 
     host: str
     port: int
@@ -65,7 +64,6 @@ class ClusterFile:
     token: bytes | None = field(repr=False)
     roster: Mapping[str, RosterEntry]
     loopback: bool
-    env: Mapping[str, str]
     gpu_ram_share: float | None
 
 
@@ -79,15 +77,13 @@ def _cluster_block(root: Value) -> Block:
     return root.block([*known_keys("cluster"), "cluster"])
 
 
-def _devices(value: Value) -> tuple[int, ...] | None:
-    if value.scalar is not None:
-        if value.kind == "str" and value.scalar == "all":
-            return None
+def read_devices(value: Value) -> tuple[int, ...] | None:
+    """A list of devices; None for all."""
+    if value.scalar is None:
+        return value.wholes(0, MAX_DEVICE)
+    if value.kind != "str" or value.scalar != "all":
         raise value.error("it must be a list of devices, or the word all", "write it as [0, 1], or all")
-    devices = value.wholes(0, MAX_DEVICE)
-    if not devices:
-        raise value.location.error("it has no device", "list one or more, or write all")
-    return devices
+    return None
 
 
 def _worker(block: Block) -> RosterEntry:
@@ -95,17 +91,20 @@ def _worker(block: Block) -> RosterEntry:
     host = block.need("host", "give the name that the worker joins with")
     if not host.word().isprintable() or len(host.text().encode()) > 255:
         raise host.error("a host's name is at most 255 bytes, without control characters", "shorten it")
+    listed = block.need("local_devices", "list the worker's devices, or write all")
+    devices = read_devices(listed)
+    if devices == ():
+        raise listed.location.error("it has no device", "list one or more, or write all")
     return RosterEntry(
         host=host.text(),
         ranks=block.get("ranks", lambda ranks: ranks.wholes(0, MAX_COUNT)) or (),
-        local_devices=_devices(block.need("local_devices", "list the worker's devices, or write all")),
+        local_devices=devices,
         nccl_socket_ifname=block.need("nccl_socket_ifname", "name the interface that NCCL uses there").text(),
         path=block.need("path", "give the project's folder on that host").word(),
         arch=block.get("arch", Value.text),
         data_path=block.get("data_path", Value.text),
         gpu_ram_share=block.get("gpu_ram_share", Value.share),
         tunnel=bool(block.get("tunnel", Value.flag)),
-        env=block.env(),
     )
 
 
@@ -269,7 +268,6 @@ def _cluster(block: Block) -> ClusterFile:
         token=join_block.get("token", read_token),
         roster=roster,
         loopback=bool(join.tunnel_only or (roster and all(entry.tunnel for entry in roster.values()))),
-        env=block.env(),
         gpu_ram_share=block.get("gpu_ram_share", Value.share),
     )
 

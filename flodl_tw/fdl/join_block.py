@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flodl_tw.core.addresses import FDL_PORT, MAX_PORT, parse_endpoint
-from flodl_tw.fdl.cluster import MAX_DEVICE, read_token
+from flodl_tw.fdl.cluster import read_devices, read_token
 from flodl_tw.fdl.yaml_document import read_document
 from flodl_tw.fdl.yaml_nodes import Block, Value
 from flodl_tw.options import Placed
@@ -105,12 +105,9 @@ def _name(value: Value) -> str:
 
 
 def _devices(value: Value) -> str | None:
-    if value.scalar is None:
-        # An empty list leaves it to the agent, which offers all.
-        return ",".join(map(str, value.wholes(0, MAX_DEVICE))) or None
-    if value.kind == "str" and value.scalar == "all":
-        return "all"
-    raise value.error("it must be a list of devices, or the word all", "write it as [0, 1], or all")
+    devices = read_devices(value)
+    # An empty list leaves it to the agent, which offers all.
+    return "all" if devices is None else ",".join(map(str, devices)) or None
 
 
 def _persist(value: Value) -> str:

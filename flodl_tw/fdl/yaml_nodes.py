@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Final, TypeVar
 
 import yaml
@@ -24,21 +23,17 @@ T = TypeVar("T")
 
 KNOWN_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     # level: the keys that are used; flodl's others, which are accepted and unused
-    "cluster": ("controller workers env gpu_ram_share", ""),
+    "cluster": ("controller workers gpu_ram_share", "env"),
     "controller": ("host port join", "path docker arch data_path"),
     "join": (
         "min_rank_start target_ranks join_timeout max_join_timeout start discovery open_admission token tunnel_only",
         "",
     ),
     "worker": (
-        "host ranks local_devices nccl_socket_ifname path arch data_path gpu_ram_share tunnel env",
-        "ssh docker",
+        "host ranks local_devices nccl_socket_ifname path arch data_path gpu_ram_share tunnel",
+        "ssh docker env",
     ),
     "ssh": ("", "target port user identity_file options"),
-}
-_RESERVED_PREFIX: Final = "FLODL_INTERNAL_"
-_RESERVED_NAMES: Final = frozenset(f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")) | {
-    *("CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "FLODL_HOST_NAME", "FDL_ENV"),
 }
 TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {
@@ -248,12 +243,3 @@ class Block:
         """The block of that name, which is the name of its table of keys; an absent one is empty."""
         absent = Block(replace(self.location, path=f"{self.location.path}.{level}"), {})
         return self.get(level, lambda value: value.block(known_keys(level))) or absent
-
-    def env(self) -> Mapping[str, str]:
-        given = self.values["env"].entries() if "env" in self.values else {}
-        for name, value in given.items():
-            if not name or "=" in name:
-                raise value.location.error("a variable's name is not empty and has no =", "correct the name")
-            if name.startswith(_RESERVED_PREFIX) or name in _RESERVED_NAMES:
-                raise value.location.error("each rank gets a value of its own in this variable", "drop it")
-        return MappingProxyType({name: value.text() for name, value in given.items()})

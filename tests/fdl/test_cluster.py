@@ -37,7 +37,6 @@ GPU_A = RosterEntry(
     data_path="/data/imagenet",
     gpu_ram_share=None,
     tunnel=False,
-    env={},
 )
 GPU_B = RosterEntry(
     host="gpu-b",
@@ -49,7 +48,6 @@ GPU_B = RosterEntry(
     data_path=None,
     gpu_ram_share=0.5,
     tunnel=False,
-    env={"NCCL_DEBUG": "WARN"},
 )
 WHOLE = ClusterFile(
     host="head.lab",
@@ -65,7 +63,6 @@ WHOLE = ClusterFile(
     token=None,
     roster={"gpu-a": GPU_A, "gpu-b": GPU_B},
     loopback=False,
-    env={"NCCL_P2P_DISABLE": "1"},
     gpu_ram_share=0.25,
 )
 
@@ -165,9 +162,8 @@ class ReadingTests(ClusterFileTestCase):
                 port=1337,
                 join=JoinBlock(min_rank_start=1, target_ranks=1),
                 token=None,
-                roster={"a": RosterEntry("a", (0,), (0,), "", "/", None, None, None, False, {})},
+                roster={"a": RosterEntry("a", (0,), (0,), "", "/", None, None, None, False)},
                 loopback=False,
-                env={},
                 gpu_ram_share=None,
             ),
         )
@@ -175,17 +171,20 @@ class ReadingTests(ClusterFileTestCase):
     def test_a_key_without_a_value_is_one_that_is_not_given(self) -> None:
         emptied = FILE.replace("port: 1400", "port:").replace("tunnel: false", "tunnel: ~").replace("{C: d}", "null")
         read = self.read(emptied.replace("      start: auto\n", ""))
-        self.assertEqual((read.port, read.env, read.roster["a"].tunnel), (1337, {}, False))
+        self.assertEqual((read.port, read.roster["a"].tunnel), (1337, False))
 
     def test_every_key_that_is_accepted_and_unused_is_accepted(self) -> None:
-        anchors = {"controller": "    port: 1400\n", "worker": "      tunnel: false\n", "ssh": "      tunnel: false\n"}
+        anchors = {"cluster": "  gpu_ram_share: 0.5\n", "controller": "    port: 1400\n"}
+        anchors |= dict.fromkeys(("worker", "ssh"), "      tunnel: false\n")
         indents = {"controller": "    {}: x\n", "worker": "      {}: x\n", "ssh": "      ssh: {{{}: x}}\n"}
-        plain = self.read(FILE)
+        indents["cluster"] = "  {}: x\n"
+        file = FILE.replace("  env: {C: d}\n", "")
+        plain = self.read(file)
         for level, anchor in anchors.items():
             for key in KNOWN_KEYS[level][1].split():
                 with self.subTest(level=level, key=key):
                     line = "      ssh:\n" if key == "ssh" else indents[level].format(key)
-                    self.assertEqual(self.read(FILE.replace(anchor, anchor + line)), plain)
+                    self.assertEqual(self.read(file.replace(anchor, anchor + line)), plain)
 
     def test_scalars_are_those_of_yaml_1_2(self) -> None:
         for text, host in (
@@ -208,8 +207,9 @@ class ReadingTests(ClusterFileTestCase):
                 self.assertEqual(self.read(FILE.replace("share: 0.5", f"share: {text}")).gpu_ram_share, share)
 
     def test_an_alias_is_what_it_names(self) -> None:
-        text = FILE.replace("env: {A: b}", "env: &e {A: b}").replace("env: {C: d}", "env: *e")
-        self.assertEqual(self.read(text).env, {"A": "b"})
+        text = FILE.replace("path: /srv\n      tunnel", "path: &p /data\n      tunnel")
+        text = text.replace("path: /srv\n      env", "path: *p\n      env")
+        self.assertEqual([entry.path for entry in self.read(text).roster.values()], ["/data", "/data"])
 
     def test_a_token_is_kept_as_bytes_and_never_shown(self) -> None:
         for text in (TOKEN, TOKEN.upper(), f"'{TOKEN}'", "1" * 32, "1" * 15 + "e" + "1" * 16):
@@ -275,7 +275,7 @@ class WindowTests(ClusterFileTestCase):
             "# commands:\n#   train:\n"
         )
         join = JoinBlock(1, None, 600, 1200, StartMode.MANUAL, discovery=True, tunnel_only=True)
-        self.assertEqual(read, ClusterFile("127.0.0.1", 1337, join, bytes.fromhex(TOKEN), {}, True, {}, None))
+        self.assertEqual(read, ClusterFile("127.0.0.1", 1337, join, bytes.fromhex(TOKEN), {}, True, None))
 
     def test_a_tunnelled_cluster_binds_loopback(self) -> None:
         every = FILE.replace("tunnel: false", "tunnel: true").replace("env: {A: b}", "tunnel: true")
@@ -378,7 +378,6 @@ class RefusalTests(ClusterFileTestCase):
         ports = "the limits are 1 and 65535; give a number between them"
         text = "it must be a text; write it as a text, in quotes"
         blank = "it must not be blank; give a text"
-        reserved = "each rank gets a value of its own in this variable; drop it"
         table = (
             ("port: 1400", "port: 0", f"controller.port (line 4) is 0: {ports}"),
             ("port: 1400", "port: 70000", f"controller.port (line 4) is 70000: {ports}"),
@@ -469,14 +468,13 @@ class RefusalTests(ClusterFileTestCase):
                 "gpu_ram_share: half",
                 "workers[0].gpu_ram_share (line 13) is 'half': it must be a number",
             ),
-            ("{A: b}", "{A: 1}", f"workers[1].env.A (line 19) is 1: {text}"),
-            ("{A: b}", "[A]", "workers[1].env (line 19): it must be a mapping, this is a list; write `key: value`"),
-            ("{A: b}", "{HIP_VISIBLE_DEVICES: b}", f"workers[1].env.HIP_VISIBLE_DEVICES (line 19): {reserved}"),
-            ("{C: d}", "{FLODL_INTERNAL_X: d}", f"cluster.env.FLODL_INTERNAL_X (line 20): {reserved}"),
-            ("{C: d}", "{C=: d}", "cluster.env.'C=' (line 20): a variable's name is not empty and has no =; correct"),
-            ("{C: d}", "{C: d, C: e}", "cluster.env.C (line 20): the key is there twice, first in line 20; drop one"),
-            ("{C: d}", "{1: d}", "cluster.env (line 20): a key must be a text; put it in quotes"),
-            ("{C: d}", "{[a]: d}", "cluster.env (line 20): a key must be a text"),
+            ("gpu_ram_share: 0.5", "[a]: b", "cluster (line 21): a key must be a text; put it in quotes"),
+            ("gpu_ram_share: 0.5", "1: b", "cluster (line 21): a key must be a text"),
+            (
+                "gpu_ram_share: 0.5",
+                "gpu_ram_share: 0.5\n  gpu_ram_share: 1",
+                "cluster.gpu_ram_share (line 22): the key is there twice, first in line 21; drop one",
+            ),
             ("share: 0.5", "share: -0.1", "cluster.gpu_ram_share (line 21) is -0.1: the least is 0, and it must be"),
             ("share: 0.5", "share: .nan", "cluster.gpu_ram_share (line 21) is .nan: "),
             ("share: 0.5", "share: .inf", "cluster.gpu_ram_share (line 21) is .inf: "),
@@ -599,8 +597,8 @@ class RefusalTests(ClusterFileTestCase):
         )
         self.assertIn("cluster (line 1): it must be", self.refused("cluster: &c [*c]"))
         self.assertIn(
-            "env.x (line 2) is a mapping: it must be a text",
-            self.refused(BARE.replace("controller:", "env: &e\n  x: *e\ncontroller:", 1)),
+            "controller.host (line 2) is a mapping: it must be a text",
+            self.refused(BARE.replace("host: head", "host: &e {x: *e}", 1)),
         )
 
 
