@@ -12,20 +12,19 @@ import json
 import math
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from flodl_tw.agent.devices import Gpu, Inventory
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
 
-MAX_ANSWER: Final = 1 << 20
-"""Bytes of a tool's answer; a host with the most GPUs says a few KiB."""
+PIPE_BYTES: Final = 256 * 1024
+"""What a tool's pipe holds, and so the longest answer; a host with the most GPUs says some ten KiB."""
 END_SECS: Final = 0.5
 """What a killed tool gets to be gone; one that its driver holds is left behind."""
 NVIDIA: Final = ("nvidia-smi", "--format=csv,noheader,nounits", "--query-gpu=index,uuid,name,memory.total,compute_cap")
@@ -34,7 +33,6 @@ OLD_NVIDIA: Final = (*NVIDIA[:2], "--query-gpu=index,uuid,name,memory.total")
 INFOROM_STATUS: Final = 14
 """nvidia-smi's status where a card's infoROM is damaged: a warning, after a whole answer."""
 AMD: Final = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json")
-LATE: Final = "did not answer in time"
 OUR_PREFIX: Final = "FLODL_"
 """Tools have no use for our variables, some of which hold secrets."""
 
@@ -42,12 +40,8 @@ _NCCL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9
 _HEX_ID = re.compile(r"0x[0-9a-fA-F]+")
 
 
-class ToolError(Exception):
-    """A tool's answer cannot be had; the text follows its name."""
-
-
 class Tool:
-    """One run of a tool, under way; what it prints waits in pipes until somebody reads it."""
+    """One run of a tool, under way; its pipes hold what it prints, and one that prints more than they hold hangs."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = words[0]
@@ -66,6 +60,7 @@ class Tool:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
+                    pipesize=PIPE_BYTES,
                     env={name: text for name, text in environ.items() if not name.startswith(OUR_PREFIX)},
                     start_new_session=True,
                 )
@@ -77,10 +72,10 @@ class Tool:
         if self._process is None:
             return ""
         try:
-            text, complaint = _printed(self._process, deadline)
-            self.status = self._process.wait(max(END_SECS, deadline - time.monotonic()))
-        except (ToolError, subprocess.TimeoutExpired) as error:
-            self.error = f"{self.name} {error if isinstance(error, ToolError) else LATE}"
+            self.status = self._process.wait(max(0.0, deadline - time.monotonic()))
+            text, complaint = map(_held, _pipes(self._process))
+        except subprocess.TimeoutExpired:
+            self.error = f"{self.name} did not answer in time, or with more than {PIPE_BYTES} bytes"
             return ""
         finally:
             self.end()
@@ -102,30 +97,18 @@ class Tool:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECS)
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for pipe in _pipes(self._process):
+            pipe.close()
 
 
-def _printed(process: subprocess.Popen[bytes], deadline: float) -> list[str]:
-    """All that it prints to its two pipes; ToolError at the deadline or over the limit."""
-    printed = [bytearray(), bytearray()]
-    with selectors.DefaultSelector() as selector:
-        for pipe, data in zip((process.stdout, process.stderr), printed, strict=True):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, data)
-        while selector.get_map():
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise ToolError(LATE)
-            for key, _ in ready:
-                part = os.read(key.fd, 1 << 16)
-                key.data.extend(part)
-                if len(key.data) >= MAX_ANSWER:
-                    raise ToolError(f"answered more than {MAX_ANSWER} bytes")
-                if not part:
-                    selector.unregister(key.fileobj)
-    return [data.decode("utf-8", "replace") for data in printed]
+def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
+    return [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+
+
+def _held(pipe: IO[bytes]) -> str:
+    """What a pipe holds now; a child of the tool may still have its other end open."""
+    os.set_blocking(pipe.fileno(), False)
+    return (pipe.read() or b"").decode("utf-8", "replace")
 
 
 class Probe:
