@@ -279,17 +279,13 @@ def _opaque_label(one: Visible, inventory: Inventory) -> str:
 
 
 def _libtorch(first: Gpu | None, inventory: Inventory) -> tuple[str, tuple[str, ...]]:
-    """What the first device's libtorch is built for, and a note where nothing tells.
-
-    Any GPU's architecture serves where the first one's is not known: it tells the vendor.
-    """
-    arch = next((gpu.arch for gpu in ((first,) if first else ()) + inventory.gpus if gpu.arch), "")
+    """What the first device's libtorch is built for, and a note where nothing tells."""
+    # Any GPU's architecture serves where the first one's is not known: it tells the vendor.
+    arch = next((gpu.arch for gpu in (first, *inventory.gpus) if gpu and gpu.arch), "")
     if arch or not inventory.gpus:
         return arch or "cpu", ()
-    return "cpu", (
-        f"nothing tells the architecture of these {inventory.vendor} GPUs, so this host's libtorch goes as cpu, "
-        "and its vendor is not compared: --libtorch says it",
-    )
+    note = f"nothing tells the architecture of these {inventory.vendor} GPUs, so this host's libtorch goes as cpu, "
+    return "cpu", (f"{note}and its vendor is not compared: --libtorch says it",)
 
 
 def _shown(text: str) -> str:
@@ -299,6 +295,6 @@ def _shown(text: str) -> str:
 
 def _span(numbers: Mapping[int, Visible]) -> str:
     low, high = min(numbers), max(numbers)
-    if high - low + 1 == len(numbers):
-        return f"{low} to {high}" if high > low else str(low)
-    return _shown(", ".join(map(str, sorted(numbers))))
+    if high - low + 1 != len(numbers):
+        return _shown(", ".join(map(str, sorted(numbers))))
+    return f"{low} to {high}" if high > low else str(low)
