@@ -1,91 +1,93 @@
-"""The controller: the current run, the one place where verdicts are taken, and what comes after a run.
+"""The controller: the current run, the one place where verdicts are taken, and the run that follows.
 
 Protocols and pages hold a ``Controller``; it holds no socket.  Whatever happens
-asks for one ``evaluate`` at the end of the reactor's turn.
+asks for one evaluation at the end of the reactor's turn.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from enum import Enum
 
-from twisted.application.service import Service
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from flodl_tw.core.window import Phase, forming_text
+from flodl_tw.core.window import forming_text
 from flodl_tw.core.wire import SALT_BYTES
-from flodl_tw.deadlines import guarded
-from flodl_tw.run import Run, RunSettings
+from flodl_tw.core.world import World
+from flodl_tw.deadlines import Wait, after, guarded
+from flodl_tw.run import Run, RunEnd, RunSettings
+
+_log = Logger()
 
 
-class AfterRun(Enum):
-    """What follows when a run is over."""
-
-    EXIT = "exit"
-    HOLD = "hold"
-    REARM = "rearm"
+class NoWorldError(Exception):
+    """The run ended before its world had formed; the text is the reason."""
 
 
-class Controller(Service):
-    """Opens runs, one at a time, and has each identified once a turn.
+class Controller:
+    """Opens runs, one at a time, and has each evaluated once a turn.
 
     ``token`` (16 bytes) is the session salt of every run under credentialed
     admission; None is open admission, where each run makes a salt of its own.
-    ``finished`` is called with the outcome when a run is over under ``exit``.
+    With ``rearm`` a new window opens when a run is over.
     """
 
-    log = Logger()
-
     def __init__(
-        self,
-        clock: IReactorTime,
-        settings: RunSettings,
-        *,
-        token: bytes | None = None,
-        after_run: AfterRun = AfterRun.HOLD,
-        finished: Callable[[Phase], None] = lambda phase: None,
+        self, clock: IReactorTime, settings: RunSettings, *, token: bytes | None = None, rearm: bool = False
     ) -> None:
         self.clock = clock
         self.settings = settings
         self.token = token
-        self.after_run = after_run
         self.run = self._new_run()
         self.last_outcome: str | None = None
         """How the run before this one ended, for the page; None before the second run."""
-        self._finished = finished
+        self._rearm = rearm
         self._turn_end: IDelayedCall | None = None
-        self._deadline: IDelayedCall | None = None
-        self._handled: Run | None = None
-        self._stopping = False
+        self._window: Wait | None = None
+        self._stopped = False
+        self._wait_for_world: list[Deferred[World]] = []
+        self._wait_for_end: list[Deferred[RunEnd]] = []
 
     @property
     def credentialed(self) -> bool:
         """Whether a host needs the token to join."""
         return self.token is not None
 
-    def startService(self) -> None:
+    def when_formed(self) -> Deferred[World]:
+        """Fires with the current run's world; with NoWorldError where that run ends without one."""
+        waiting: Deferred[World] = Deferred(self._wait_for_world_no_more)
+        self._wait_for_world.append(waiting)
+        self._tell(self.run)
+        return waiting
+
+    def when_over(self) -> Deferred[RunEnd]:
+        """Fires with how the current run ended, once every link of it is closed or the controller is stopped."""
+        waiting: Deferred[RunEnd] = Deferred(self._wait_for_end_no_more)
+        self._wait_for_end.append(waiting)
+        self._tell(self.run)
+        return waiting
+
+    def start(self) -> None:
         """Open the first window: to be called in the turn in which the port listens."""
-        super().startService()
         self._open_run()
 
-    def stopService(self) -> None:
+    def stop(self, why: str = "the controller was stopped") -> None:
         """Tell every joined host that it is over.  The door closes what is still open."""
-        super().stopService()
-        self._stopping = True
-        for timer in (self._turn_end, self._deadline):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._stopped = True
+        self._stop_watching()
+        if self._turn_end is not None:
+            self._turn_end.cancel()
         if self.run.is_open or (self.run.links and self.run.failure is None):
-            self.run.fail("the controller was stopped")
+            self.run.fail(why)
         # An Abort may be due from this very turn.
         self.run.evaluate()
+        self._tell(self.run)
 
     def happened(self) -> None:
-        """Have the run settled at the end of this turn, once."""
-        if self._turn_end is None and not self._stopping:
-            self._turn_end = self.clock.callLater(0, self._end_of_turn)
+        """Have the run evaluated at the end of this turn, once."""
+        if self._turn_end is None and not self._stopped:
+            self._turn_end = self.clock.callLater(0, guarded, self._end_of_turn)
 
     def _new_run(self) -> Run:
         salt = self.token or secrets.token_bytes(SALT_BYTES)
@@ -93,11 +95,10 @@ class Controller(Service):
 
     def _open_run(self) -> None:
         self.run = self._new_run()
-        if self._deadline is not None and self._deadline.active():
-            # It was the old run's.
-            self._deadline.cancel()
+        # A clock that runs is the old run's.
+        self._stop_watching()
         window = self.settings.window
-        self.log.info(
+        _log.info(
             "the join window is open for {window:g} s, with a hard cap of {cap:g} s, start {start}, "
             "admission {admission}: {standing}",
             window=window.window_secs,
@@ -106,36 +107,59 @@ class Controller(Service):
             admission="credentialed" if self.credentialed else "open",
             standing=self.run.progress(),
         )
-        self.log.info("{forms}", forms=forming_text(window))
+        _log.info("{forms}", forms=forming_text(window))
         self._watch_clock()
 
     def _end_of_turn(self) -> None:
         self._turn_end = None
-        guarded(self._evaluate)
-
-    def _evaluate(self) -> None:
         run = self.run
         run.evaluate()
-        if run.over and self._handled is not run:
-            self._handled = run
-            self._after(run)
+        if run.over and self._rearm:
+            self._next_run(run)
+        self._tell(run)
         self._watch_clock()
 
-    def _after(self, run: Run) -> None:
-        if self.after_run is AfterRun.REARM:
-            self.last_outcome = run.phase.value if run.failure is None else f"{run.phase.value}: {run.failure}"
-            self._open_run()
-            # Whoever remembers the old run (a log event does) shall not hold all that its store has.
-            run.store = None
-        elif self.after_run is AfterRun.EXIT:
-            self._finished(run.phase)
+    def _next_run(self, last: Run) -> None:
+        end = last.end
+        self.last_outcome = end.phase.value if end.failure is None else f"{end.phase.value}: {end.failure}"
+        self._open_run()
+        # Whoever remembers the old run (a log event does) shall not hold all that its store has.
+        last.store = None
+
+    def _tell(self, run: Run) -> None:
+        """Tell those who have waited for the run what it has come to."""
+        over = run.over or self._stopped
+        if run.world is not None or over:
+            waiting, self._wait_for_world = self._wait_for_world, []
+            for formed in waiting:
+                if run.world is not None:
+                    formed.callback(run.world)
+                else:
+                    formed.errback(NoWorldError(run.failure))
+        if over:
+            ended, self._wait_for_end = self._wait_for_end, []
+            for each in ended:
+                each.callback(run.end)
+
+    def _wait_for_world_no_more(self, waiting: Deferred[World]) -> None:
+        self._wait_for_world.remove(waiting)
+
+    def _wait_for_end_no_more(self, waiting: Deferred[RunEnd]) -> None:
+        self._wait_for_end.remove(waiting)
 
     def _watch_clock(self) -> None:
         """Keep one timer on the moment at which the clock alone may change the verdict."""
-        watching = self._deadline is not None and self._deadline.active()
         secs = self.run.secs_to_deadline()
         if secs is None:
-            if self._deadline is not None and watching:
-                self._deadline.cancel()
-        elif not watching:
-            self._deadline = self.clock.callLater(secs, self.happened)
+            self._stop_watching()
+        elif self._window is None:
+            self._window = after(self.clock, secs, self._clock_came)
+
+    def _clock_came(self) -> None:
+        self._window = None
+        self.happened()
+
+    def _stop_watching(self) -> None:
+        if self._window is not None:
+            self._window.cancel()
+            self._window = None

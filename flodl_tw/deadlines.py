@@ -1,4 +1,4 @@
-"""Timers: many equal deadlines for the price of one, and closing for good.
+"""Timers: the one helper that starts them, many equal deadlines for the price of one, and closing for good.
 
 A queue of deadlines of one length needs one timer, since the first to enter
 is the first to fall due.  A due timer looks at the clock again before it acts,
@@ -7,25 +7,31 @@ and a failure in what it calls is logged and ends nothing else.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from flodl_tw.limits import CLOSE_GRACE
 
 _log = Logger()
 Item = TypeVar("Item", bound=Hashable)
+P = ParamSpec("P")
+Wait: TypeAlias = "Deferred[object]"
+"""A timer that runs; ``cancel()`` stops it, and does nothing once it has fired."""
 
 
 class DeadlineQueue(Generic[Item]):
     """Deadlines that all fall due the same number of ``seconds`` after they start."""
 
     def __init__(self, clock: IReactorTime, seconds: float, expired: Callable[[Item], None]) -> None:
+        self.seconds = seconds
         self._clock = clock
-        self._seconds = seconds
         self._expired = expired
         self._due: OrderedDict[Item, float] = OrderedDict()
         self._timer: IDelayedCall | None = None
@@ -40,9 +46,9 @@ class DeadlineQueue(Generic[Item]):
         """``expired(item)`` is called once the time is over, unless ``stop`` comes first."""
         # A restart goes to the end, where its new time is.
         self._due.pop(item, None)
-        self._due[item] = self._clock.seconds() + self._seconds
+        self._due[item] = self._clock.seconds() + self.seconds
         if self._timer is None:
-            self._timer = self._clock.callLater(self._seconds, self._fire)
+            self._timer = self._clock.callLater(self.seconds, self._fire)
 
     def stop(self, item: Item) -> None:
         """Forget the item, if it is there.  The timer stays: it looks again when it fires."""
@@ -72,12 +78,27 @@ class DeadlineQueue(Generic[Item]):
             guarded(self._expired, item)
 
 
-def guarded(body: Callable[..., object], *args: object) -> None:
+def guarded(body: Callable[P, object], *args: P.args, **options: P.kwargs) -> None:
     """Call ``body``; what it raises is logged as our fault, and stops here."""
     try:
-        body(*args)
+        body(*args, **options)
     except Exception:
         _log.failure("a timer's work failed; everything else goes on")
+
+
+def after(clock: IReactorTime, seconds: float, body: Callable[P, object], *args: P.args, **options: P.kwargs) -> Wait:
+    """Call ``body``, guarded, in ``seconds``.  Cancelling what this gives, at any time, has it not be called."""
+    waiting: Wait = deferLater(clock, seconds)
+    waiting.addCallbacks(lambda _: guarded(body, *args, **options), lambda failure: failure.trap(CancelledError))
+    return waiting
+
+
+def use_monotonic_clock(reactor: IReactorTime) -> None:
+    """Have the reactor's timers follow a clock that no step of the wall clock moves.
+
+    Twisted's own is the wall clock: set back it stalls every timer, and set forward it fires them all.
+    """
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]
 
 
 class Closable(Hashable, Protocol):

@@ -50,6 +50,9 @@ RUN_ID_BYTES: Final = 8
 """Random bytes of a world's run id, where its members state none."""
 
 
+_log = Logger()
+
+
 class OnLoss(Enum):
     """What a lost host or a failed rank does to the others."""
 
@@ -73,6 +76,22 @@ class RunSettings:
     """What torch's store may hold; None where it is not served."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended: ``done`` or ``failed``, and why it failed."""
+
+    phase: Phase
+    failure: str | None = None
+
+
+class AfterRun(Enum):
+    """What follows when a run is over."""
+
+    EXIT = "exit"
+    HOLD = "hold"
+    REARM = "rearm"
+
+
 class ControlLink(Protocol):
     """What a run asks of a member's connection.  Writing never fails; a loss comes as ``link_ended``."""
 
@@ -88,8 +107,6 @@ class Run:
 
     ``session_salt`` (16 bytes) keys the control links of this run.
     """
-
-    log = Logger()
 
     def __init__(
         self, settings: RunSettings, session_salt: bytes, seconds: Callable[[], float], happened: Callable[[], None]
@@ -151,6 +168,11 @@ class Run:
     def over(self) -> bool:
         """Whether the run has ended: the window is closed, and so is every link."""
         return self._closed_phase in (Phase.DONE, Phase.FAILED) and not self.links
+
+    @property
+    def end(self) -> RunEnd:
+        """How the run ended; of one that has not, how it stands."""
+        return RunEnd(self.phase, self.failure)
 
     def secs_to_deadline(self) -> float | None:
         """Seconds until the clock alone may change the verdict, or None where it cannot."""
@@ -218,14 +240,14 @@ class Run:
 
     def refuse(self, refusal: Refusal, who: str) -> None:
         """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
-        self.log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
+        _log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
 
     def arm(self, address: str) -> None:
         """The operator started the run, from ``address``; it stays armed until the run ends."""
         if not self.is_open or self.armed:
             return
         self.armed = True
-        self.log.info("operator start from {address}: {standing}", address=address, standing=self.progress())
+        _log.info("operator start from {address}: {standing}", address=address, standing=self.progress())
         self._happened()
 
     def abort(self, reason: str, address: str) -> None:
@@ -233,7 +255,7 @@ class Run:
         if self.phase in (Phase.DONE, Phase.FAILED):
             return
         self._tell_newcomers()
-        self.log.warn("operator abort from {address}: {standing}", address=address, standing=self.progress())
+        _log.warn("operator abort from {address}: {standing}", address=address, standing=self.progress())
         self.fail(f"aborted by the operator: {reason}")
         self._happened()
 
@@ -244,7 +266,7 @@ class Run:
         if self.is_open:
             self._tell_newcomers()
             self.ledger.depart(member)
-            self.log.info(
+            _log.info(
                 "{host!r} left while the window is open (link {end}): {standing}",
                 host=member.host,
                 end=end.value,
@@ -269,7 +291,7 @@ class Run:
         rank = self.exits.report(member, accepted_rank, code)
         text = self.exits.how(rank, code)
         alias = "" if rank == accepted_rank else f" (rank {accepted_rank} to its agent)"
-        log = self.log.warn if code else self.log.info
+        log = _log.warn if code else _log.info
         log("{host!r}: rank {rank}{alias} exited with {text}", host=member.host, rank=rank, alias=alias, text=text)
         if code:
             self._casualty(f"rank {rank} of host {member.host!r} exited with {text}")
@@ -299,7 +321,7 @@ class Run:
         self.failure = self.failure or why
         self._to_ship.clear()
         self._abort_due = True
-        self.log.error("the run has failed: {why}", why=self.failure)
+        _log.error("the run has failed: {why}", why=self.failure)
         self._end_parts()
 
     def part_failed(self, why: str) -> None:
@@ -319,7 +341,7 @@ class Run:
 
     def _tell_newcomers(self) -> None:
         for joined in self._newcomers.lines():
-            self.log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
+            _log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
 
     def _form(self, why: str) -> None:
         assignments = tuple(self.ledger.roster())
@@ -332,7 +354,7 @@ class Run:
         self._assignments = dict(assignments)
         self.exits = Exits(self._assignments)
         self._to_ship = [member for member, _ in reversed(assignments)]
-        self.log.info(
+        _log.info(
             "the world forms: {ranks} on {hosts} after {secs} s ({why})",
             ranks=counted(self.world.world_size, "rank"),
             hosts=counted(len(assignments), "host"),
@@ -340,7 +362,7 @@ class Run:
             why=why,
         )
         if (shown := moved(assignments)) is not None:
-            self.log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
+            _log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
 
     def _run_id(self) -> str:
         """The members' own, where they state one that an environment can hold; else a new one."""
@@ -358,12 +380,12 @@ class Run:
             self._happened()
         else:
             self._closed_phase = Phase.TRAINING
-            self.log.info("every host has its world: training")
+            _log.info("every host has its world: training")
 
     def _lost(self, member: Member, end: LinkEnd, ranks: list[int]) -> None:
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
         what = f"host {member.host!r} {how} before {named_ranks(ranks)} had reported an exit"
-        self.log.warn("lost {what}", what=what)
+        _log.warn("lost {what}", what=what)
         self._casualty(what)
 
     def _casualty(self, what: str) -> None:
@@ -385,11 +407,11 @@ class Run:
     def _finish(self) -> None:
         if self.first_casualty is None:
             self._closed_phase = Phase.DONE
-            self.log.info("the run is done: every rank exited with code 0")
+            _log.info("the run is done: every rank exited with code 0")
         else:
             self._closed_phase = Phase.FAILED
             self.failure = self.first_casualty
-            self.log.error("the run has failed: {why}", why=self.failure)
+            _log.error("the run has failed: {why}", why=self.failure)
         self._end_parts()
 
     def _window_closed(self, due: Verdict | None) -> Refusal:

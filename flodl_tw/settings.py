@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl_tw.controller import AfterRun
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.store.wire import StoreLimits
@@ -20,7 +19,7 @@ from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
 from flodl_tw.options import OptionReader, Placed, by_word
-from flodl_tw.run import OnLoss, RunSettings
+from flodl_tw.run import AfterRun, OnLoss, RunSettings
 from flodl_tw.state_folder import default_state_dir, given_token, readable_token
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
+
+from twisted.internet.interfaces import ISystemHandle, ITransport
 
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
@@ -170,22 +172,37 @@ def raise_descriptor_limit() -> int:
     return soft
 
 
-def tune_link(transport: Any, limits: Limits) -> None:
+def descriptor_limit() -> int:
+    """How many files and sockets this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def tune_link(transport: ITransport, limits: Limits) -> None:
     """Have Linux notice a control link whose host vanished, within ``limits.link_stall`` seconds."""
-    handle = cast(socket.socket | None, transport.getHandle())
-    if handle is not None:
-        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _timeout_ms(limits.link_stall))
+    _set_user_timeout(transport, _timeout_ms(limits.link_stall))
 
 
-def bear_pauses(transport: Any) -> None:
+def bear_pauses(transport: ITransport) -> None:
     """Let a peer stop reading for as long as it likes: a rank in a debugger.  One that is gone is still noticed."""
-    handle = cast(socket.socket | None, transport.getHandle())
-    if handle is not None:
-        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+    _set_user_timeout(transport, 0)
 
 
-def tune_backend(transport: Any, limits: Limits) -> None:
-    """Give the backend's leg of a forward what accepted connections inherit; a Unix socket needs none of it."""
-    handle = cast(socket.socket, transport.getHandle())
-    if handle.family in (socket.AF_INET, socket.AF_INET6):
-        _tune(handle, limits)
+def tune_backend(transport: ITransport, limits: Limits) -> None:
+    """Give a connection that we dialed what accepted ones inherit."""
+    sock = tcp_socket(transport)
+    if sock is not None:
+        _tune(sock, limits)
+
+
+def tcp_socket(transport: ITransport) -> socket.socket | None:
+    """The TCP socket of a plain connection; None behind a Unix socket or TLS, and in memory."""
+    handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
+    if isinstance(handle, socket.socket) and handle.family in (socket.AF_INET, socket.AF_INET6):
+        return handle
+    return None
+
+
+def _set_user_timeout(transport: ITransport, ms: int) -> None:
+    sock = tcp_socket(transport)
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ms)

@@ -1,6 +1,4 @@
-"""``twistd flodl-controller``: its options, and the one place where the parts of the server are joined.
-
-Everything that may be refused is refused here, before the process forks:
+"""``twistd flodl-controller``: its options, and what may be refused before the process forks:
 settings, the port, the state folder, the token.
 """
 
@@ -13,27 +11,31 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import MultiService, Service
-from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
-from twisted.logger import FilteringLogObserver, Logger, LogLevel, LogLevelFilterPredicate, globalLogPublisher
+from twisted.internet.interfaces import IReactorCore
+from twisted.logger import Logger
 from twisted.python import usage
 
 from flodl_tw import sockets
-from flodl_tw.channels import dead_peer
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
 from flodl_tw.core.views import join_commands
 from flodl_tw.core.window import Phase
-from flodl_tw.limits import SPARE_DESCRIPTORS
+from flodl_tw.deadlines import use_monotonic_clock
+from flodl_tw.run import AfterRun, RunEnd
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.state_folder import StateFolder, check_writable, write_atomically
 
 if TYPE_CHECKING:
-    from flodl_tw.channels.front_door import FrontDoor
+    from flodl_tw.server import ControllerServer
+
+_log = Logger()
 
 
 class Options(usage.Options):
@@ -101,76 +103,36 @@ class Options(usage.Options):
             raise SystemExit(f"flodl-controller: {error}; --help lists the options") from None
 
 
-class Door(Service):
-    """Listens on a socket that is bound already, and closes what came through it."""
-
-    log = Logger()
-
-    def __init__(self, reactor: Any, bound: socket.socket, front: Any, settings: ControllerSettings) -> None:
-        self._reactor = reactor
-        self._bound = bound
-        self._front = front
-        self._settings = settings
-        self._port: Any = None
-
-    def startService(self) -> None:
-        super().startService()
-        # A terminal that hangs up must not take a world with it unannounced.
-        signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-        self._port = self._reactor.adoptStreamPort(self._bound.fileno(), self._bound.family, self._front)
-        self._port.transport = dead_peer.watched_transport(self._settings.limits)
-        self._front.port = self._port
-        self._port.numberAccepts = self._front.accepts
-        # The reactor works on a duplicate.
-        self._bound.close()
-        if self._settings.port_file is not None:
-            write_atomically(self._settings.port_file, f"{self._port.getHost().port}\n", 0o644)
-
-    async def _stop(self) -> None:
-        stopped = self._port.stopListening()
-        await self._front.close_all()
-        await stopped
-
-    def stopService(self) -> Deferred[None]:
-        super().stopService()
-        return Deferred.fromCoroutine(self._stop())
-
-
 class Announcement(Service):
     """The first lines of the log: where it listens, who may join, and how."""
 
-    log = Logger()
-
-    def __init__(
-        self, settings: ControllerSettings, bound: socket.socket, token_source: str | None, capacity: int
-    ) -> None:
+    def __init__(self, settings: ControllerSettings, bound: socket.socket, server: ControllerServer) -> None:
         self._settings = settings
         self._where = sockets.shown_binding(bound)
         host, self._port = bound.getsockname()[:2]
         self._name = socket.gethostname() if host in ("::", "0.0.0.0") else classify(host).shown  # noqa: S104
         self._loopback = sockets.bound_to_loopback(bound)
-        self._token_source = token_source
-        self._capacity = capacity
+        self._server = server
 
     def startService(self) -> None:
         super().startService()
+        source = self._settings.token_source
         for warning in self._settings.warnings:
-            self.log.warn("{warning}", warning=warning)
-        self.log.info(
+            _log.warn("{warning}", warning=warning)
+        _log.info(
             "listening on {where}; descriptors are enough for {capacity} hosts",
             where=self._where,
-            capacity=self._capacity,
+            capacity=self._server.capacity.most,
         )
-        needs = "" if self._token_source is None else f"admission needs the token in {self._token_source}; "
-        if self._token_source is None and not self._loopback:
-            self.log.warn(
+        if source is None and not self._loopback:
+            _log.warn(
                 "--open-admission: whoever reaches {where} can join this run and spoil it; "
                 "use it on a network that you trust whole",
                 where=self._where,
             )
-        endpoint = show_endpoint(self._name, self._port)
-        ours, fdls = join_commands(endpoint, self._token_source is not None)
-        self.log.info("{needs}join with: {ours} (or: {fdls})", needs=needs, ours=ours, fdls=fdls)
+        needs = "" if source is None else f"admission needs the token in {source}; "
+        ours, fdls = join_commands(show_endpoint(self._name, self._port), source is not None)
+        _log.info("{needs}join with: {ours} (or: {fdls})", needs=needs, ours=ours, fdls=fdls)
 
 
 def makeService(options: Options) -> MultiService:
@@ -188,79 +150,56 @@ def makeService(options: Options) -> MultiService:
 
 
 def _assemble(settings: ControllerSettings) -> MultiService:
-    # Inside the function: importing klein or the reactor would install one too early.
-    import time
-
+    # Inside the function: the reactor's import installs it, and twistd may have been asked for another one.
     from twisted.internet import reactor
 
-    from flodl_tw.controller import Controller
-    from flodl_tw.server import channels
+    from flodl_tw.server import ControllerServer
 
-    # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
-    clock: Any = reactor
-    clock.seconds = time.monotonic
+    use_monotonic_clock(reactor)
+    # A terminal that hangs up must not take a world with it unannounced.
+    signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     if settings.port_file is not None:
         check_writable("--port-file", settings.port_file)
-    descriptors = sockets.raise_descriptor_limit()
+    sockets.raise_descriptor_limit()
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
-    port = bound.getsockname()[1]
-    assert settings.state_dir is not None
-    folder = StateFolder(settings.state_dir, port)
-    token = settings.token
-    source = settings.token_source
-    if token is None and not settings.open_admission and not sockets.bound_to_loopback(bound):
-        token = folder.made_token()
-        source = str(folder.token_file)
-    controller = Controller(clock, settings.run, token=token, after_run=settings.after_run, finished=_stop_with_status)
-    front = _front_door(clock, settings, descriptors)
-    front.routes = channels(
-        front,
-        controller,
-        port,
-        allowed_hosts=settings.allowed_hosts,
-        native_rendezvous=settings.native_rendezvous,
-        backends=settings.backends,
-        reactor=reactor,
-    )
+    settings = _with_token(settings, bound)
+    server = ControllerServer(reactor, settings, bound)
     services = MultiService()
-    # Stopped in reverse: the controller says goodbye on its links before the door closes them.
-    announcement = Announcement(settings, bound, source, front.capacity)
-    for part in (announcement, Door(clock, bound, front, settings), controller):
+    for part in (Announcement(settings, bound, server), server):
         part.setServiceParent(services)
+    if settings.port_file is not None:
+        server.when_listening().addCallback(_write_port, server, settings.port_file)
+    if settings.after_run is AfterRun.EXIT:
+        server.when_over().addCallback(_stop_with_status, server)
     return services
 
 
-def _front_door(clock: Any, settings: ControllerSettings, descriptors: int) -> FrontDoor:
-    from flodl_tw.channels.front_door import FrontDoor
-
-    capacity = max(descriptors - SPARE_DESCRIPTORS, descriptors // 2)
-    front = FrontDoor(
-        clock,
-        settings.limits,
-        max_pending=settings.max_pending,
-        max_pending_per_host=settings.max_pending_per_host,
-        capacity=capacity,
-        accepts=max(1, min(100, (descriptors - capacity) // 3)),
-    )
-    # twistd writes debug lines, too, and a balancer's probes would fill the log; the page counts them.
-    front.log = Logger(
-        FrontDoor.__module__,
-        observer=FilteringLogObserver(globalLogPublisher, [LogLevelFilterPredicate(LogLevel.info)]),
-    )
-    return front
+def _with_token(settings: ControllerSettings, bound: socket.socket) -> ControllerSettings:
+    """The settings with a token that is made and kept, where the bind needs one and the operator gave none."""
+    assert settings.state_dir is not None
+    folder = StateFolder(settings.state_dir, bound.getsockname()[1])
+    if settings.token is not None or settings.open_admission or sockets.bound_to_loopback(bound):
+        return settings
+    return replace(settings, token=folder.made_token(), token_source=str(folder.token_file))
 
 
-def _stop_with_status(phase: Phase) -> None:
+def _write_port(listening: object, server: ControllerServer, path: Path) -> None:
+    write_atomically(path, f"{server.port}\n", 0o644)
+
+
+def _stop_with_status(end: RunEnd, server: ControllerServer) -> None:
     """End the process with the run's outcome as its exit status."""
     from twisted.internet import reactor
 
-    if phase is not Phase.DONE:
+    if not server.running:
+        # It is being stopped, and what stops it has a status of its own.
+        return
+    if end.phase is not Phase.DONE:
         # twistd has no way to exit with 1: at exit its pidfile is gone and its log is written.
         atexit.register(_exit, 1)
-    stopping: Any = reactor
     # A signal may have come in the same turn.
     with contextlib.suppress(ReactorNotRunning):
-        stopping.stop()
+        IReactorCore(reactor).stop()
 
 
 def _exit(status: int) -> None:

@@ -13,17 +13,24 @@ from typing import Any, Generic, TypeVar
 
 from twisted.internet import tcp
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import connectProtocol
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IListeningPort,
+    IProtocolFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+    IStreamServerEndpoint,
+)
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
-from flodl_tw.channels.front_door import FrontDoor
-from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.join_client import JoinClient
 from flodl_tw.core.messages import (
     Abort,
@@ -40,6 +47,8 @@ from flodl_tw.core.messages import (
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameReader
 from flodl_tw.limits import Limits
 from flodl_tw.run import RunSettings
+from flodl_tw.server import ControllerServer
+from flodl_tw.settings import ControllerSettings
 
 PORT = 29500
 T = TypeVar("T")
@@ -365,36 +374,68 @@ class FakeDial:
         self.transport.lose(ConnectionLost())
 
 
+class FakePort(tcp.Port):
+    """A port that notes when it is told to pause; it has no socket."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("TCP", "10.0.0.100", PORT)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether it was not told to pause, or has been told to go on since."""
+        return self.asked[-1:] != ["stop"]
+
+    def startReading(self) -> None:
+        self.asked.append("start")
+
+    def stopReading(self) -> None:
+        self.asked.append("stop")
+
+    def loseConnection(self, connDone: object = None) -> Deferred[None]:  # noqa: N803  Twisted's name
+        """What ``stopListening`` does."""
+        self.asked.append("close")
+        return succeed(None)
+
+    stopListening = loseConnection  # noqa: N815  Twisted's name
+
+
+@implementer(IStreamServerEndpoint)
+class FakeEndpoint:
+    """Listens on nothing: whoever wants a connection asks ``factory`` for its protocol."""
+
+    def __init__(self) -> None:
+        self.port = FakePort()
+        self.factory: IProtocolFactory | None = None
+
+    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:  # noqa: N803  Twisted's name
+        self.factory = protocolFactory
+        return succeed(self.port)
+
+
 class ClockedController:
-    """A whole controller without a network: front door, join channel, status, on a clock that tests move."""
+    """A whole controller without a network: front door, join channel, status, on a clock that tests move.
+
+    ``fields`` are those of ``ControllerSettings``.
+    """
 
     def __init__(
         self,
         settings: RunSettings | None = None,
         *,
-        token: bytes | None = None,
-        after_run: AfterRun = AfterRun.HOLD,
-        limits: Limits | None = None,
-        allowed_hosts: tuple[str, ...] = (),
         native_rendezvous: bool = False,
-        **door: Any,
+        **fields: Any,
     ) -> None:
-        from flodl_tw.server import channels
-
         self.clock = Clock()
-        self.finished: list[str] = []
-        self.controller = Controller(
-            self.clock,
-            settings or RunSettings(),
-            token=token,
-            after_run=after_run,
-            finished=lambda phase: self.finished.append(phase.value),
-        )
-        self.front = FrontDoor(self.clock, limits or Limits(), **door)
-        self.front.routes = channels(
-            self.front, self.controller, PORT, allowed_hosts=allowed_hosts, native_rendezvous=native_rendezvous
-        )
-        self.controller.startService()
+        self.endpoint = FakeEndpoint()
+        run = settings or RunSettings()
+        made = ControllerSettings(run=run, native_rendezvous=native_rendezvous, **fields)
+        self.server = ControllerServer(self.clock, made, self.endpoint)
+        self.controller = self.server.controller
+        self.front = self.server.front
+        self.server.startService()
 
     def dial(self, host: str = "10.0.0.1", **options: Any) -> FakeDial:
         """A new connection from ``host``."""
@@ -402,8 +443,7 @@ class ClockedController:
 
     def state(self) -> dict[str, Any]:
         """The state, as ``/state.json`` has it."""
-        state: dict[str, Any] = json.loads(self.controller.run.state_json())
-        return state
+        return self.server.state()
 
     def ends(self) -> Counter[str]:
         """How many connections got nowhere, by how they ended."""

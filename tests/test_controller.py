@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
+from flodl_tw.run import AfterRun
 from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
@@ -75,6 +75,12 @@ class OperatorStartTests(PumpedTestCase):
 class AfterRunTests(PumpedTestCase):
     """exit, hold and rearm."""
 
+    def ends(self, door: ClockedController) -> list[str]:
+        """The outcome of the run that is current now, once it has come."""
+        ended: list[str] = []
+        door.server.when_over().addCallback(lambda end: ended.append(end.phase.value))
+        return ended
+
     def play(self, door: ClockedController, *, code: int = 0, host: str = "a", token: bytes | None = None) -> FakeDial:
         dial = door.dial(token=token)
         self.assertIsInstance(dial.join(host=host), Accept)
@@ -85,16 +91,24 @@ class AfterRunTests(PumpedTestCase):
         door.turn()
         return dial
 
-    def test_exit_tells_the_outcome_once(self) -> None:
+    def test_the_last_run_is_served_on_and_everybody_learns_its_outcome_once(self) -> None:
         for code, outcome in ((0, "done"), (3, "failed")):
-            door = ClockedController(window(target_ranks=1), after_run=AfterRun.EXIT)
-            self.play(door, code=code)
-            door.clock.advance(10_000)
-            door.http(START)
-            self.assertEqual(door.finished, [outcome])
+            for after_run in (AfterRun.EXIT, AfterRun.HOLD):
+                door = ClockedController(window(target_ranks=1), after_run=after_run)
+                ends = self.ends(door), self.ends(door)
+                self.play(door, code=code)
+                state = door.state()
+                door.clock.advance(10_000)
+                door.http(START)
+                self.assertEqual(ends, ([outcome], [outcome]))
+                self.assertEqual(self.ends(door), [outcome])
+                self.assertEqual(door.state(), state)
+                self.assertEqual((state["phase"], state["joined_hosts"]), (outcome, 1))
+                self.assertTrue(door.dial().join(host="late").reason.startswith("window-closed: "))
 
-    def test_exit_waits_for_the_last_link(self) -> None:
+    def test_the_end_waits_for_the_last_link(self) -> None:
         door = ClockedController(window(target_ranks=2), after_run=AfterRun.EXIT)
+        ended = self.ends(door)
         slow = door.dial(reads=False)
         slow.join(host="slow")
         other = door.dial()
@@ -102,26 +116,17 @@ class AfterRunTests(PumpedTestCase):
         door.turn()
         other.reset()
         door.turn()
-        self.assertEqual((door.state()["phase"], door.finished), ("failed", []))
+        self.assertEqual((door.state()["phase"], ended), ("failed", []))
         door.clock.advance(2)
         door.turn()
-        self.assertEqual(door.finished, ["failed"])
+        self.assertEqual(ended, ["failed"])
 
-    def test_a_window_that_fails_with_nobody_in_it_ends_the_process_too(self) -> None:
+    def test_a_window_that_fails_with_nobody_in_it_is_over_too(self) -> None:
         door = ClockedController(window(), after_run=AfterRun.EXIT)
+        ended = self.ends(door)
         door.clock.advance(600)
-        self.assertEqual(door.finished, ["failed"])
+        self.assertEqual(ended, ["failed"])
         self.assert_idle(door)
-
-    def test_hold_keeps_serving_the_last_state(self) -> None:
-        for code, outcome in ((0, "done"), (3, "failed")):
-            door = ClockedController(window(target_ranks=1), after_run=AfterRun.HOLD)
-            self.play(door, code=code)
-            state = door.state()
-            door.clock.advance(10_000)
-            self.assertEqual(door.state(), state)
-            self.assertEqual((state["phase"], state["joined_hosts"], door.finished), (outcome, 1, []))
-            self.assertTrue(door.dial().join(host="late").reason.startswith("window-closed: "))
 
     def test_rearm_opens_the_next_window_in_the_turn_of_the_last_links_end(self) -> None:
         door = ClockedController(window(min_rank_start=2, start_mode=MANUAL), after_run=AfterRun.REARM)
@@ -154,7 +159,6 @@ class AfterRunTests(PumpedTestCase):
             },
         )
         self.assertEqual(door.controller.run.refused, 0)
-        self.assertEqual(door.finished, [])
 
     def test_the_next_run_has_deadlines_of_its_own(self) -> None:
         door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
@@ -311,13 +315,13 @@ class StopTests(PumpedTestCase):
         for dial in dials:
             dial.messages()
         dials[0].send(dials[0].talk.exited(0, 1))
-        door.controller.stopService()
+        door.controller.stop()
         for dial in dials:
             (abort,) = dial.messages()
             self.assertIn("exited with code 1", abort.reason)
 
     def stop(self, door: ClockedController) -> None:
-        door.controller.stopService()
+        door.controller.stop()
         door.turn()
 
     def test_every_joined_host_gets_an_abort(self) -> None:
@@ -359,8 +363,7 @@ class StopTests(PumpedTestCase):
         for hosts in (0, 2):
             door = ClockedController(window(min_rank_start=9))
             fill(door, hosts)
-            self.stop(door)
-            door.front.close_all()
+            door.server.stopService()
             door.turn()
             self.assert_idle(door)
 

@@ -53,7 +53,7 @@ class ForwardFactory:
         self._quiet_until = 0.0
         self._reset_since = 0
 
-    def __call__(self, peeker: Peeker) -> DialerLeg:
+    def buildProtocol(self, peeker: Peeker) -> DialerLeg:
         """A dial to forward."""
         return DialerLeg(self, peeker)
 
@@ -62,7 +62,7 @@ class ForwardFactory:
 
         The attempt counts toward the descriptors from here on, until it fails or the leg is gone.
         """
-        self.front.backend_opened()
+        self.front.capacity.opened()
         factory = Factory.forProtocol(lambda: leg)
         factory.noisy = False
         connecting = self._backend.connect(factory)
@@ -192,7 +192,7 @@ class BackendLeg(Leg, Protocol):
         self.watch = channel.watch
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
-        self._channel.front.backend_closed()
+        self._channel.front.capacity.closed()
         super().connectionLost(reason)
 
     def writeConnectionLost(self) -> None:
@@ -259,7 +259,7 @@ class DialerLeg(Leg):
         self.resumeProducing()
 
     def _unreachable(self, failure: Failure) -> None:
-        self._channel.front.backend_closed()
+        self._channel.front.capacity.closed()
         if self.closing:
             # It was given up because its dialer has gone.
             return

@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
-    IDelayedCall,
     IHalfCloseableProtocol,
+    IListeningPort,
     IProtocol,
     IReactorTime,
     ITCPTransport,
     ITransport,
 )
 from twisted.internet.protocol import ServerFactory
-from twisted.logger import Logger, LogLevel
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.pending import PendingConnections
-from flodl_tw.core.addresses import Address, classify, show_endpoint
+from flodl_tw.core.addresses import DEFAULT_PORT, Address, classify, show_endpoint
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC, STORE_MAGIC
-from flodl_tw.deadlines import Closer, DeadlineQueue
+from flodl_tw.deadlines import Closer, DeadlineQueue, Item, Wait, after
 from flodl_tw.limits import MAX_WARNED_ADDRESSES, STOP_GRACE, Limits
 
 UNSERVED: Final = {
@@ -41,9 +43,17 @@ UNSERVED: Final = {
     CONTROL_MAGIC: "control",
     STORE_MAGIC: "store",
 }
-"""Channels that may have no subsystem in a run, for the log line that says so."""
+"""Channels that nothing may serve in a run, for the log line that says so."""
 
 OLD_TORCH: Final = " (they look like torch's before 2.2, whose store is another: torch 2.2 or newer is needed)"
+LOOPBACK: Final = "127.0.0.1"
+
+_log = Logger()
+
+
+def internet_address(addr: IAddress | None) -> tuple[str, int] | None:
+    """Host and port of an address that has them; None for a Unix socket's."""
+    return (addr.host, addr.port) if isinstance(addr, IPv4Address | IPv6Address) else None
 
 
 class Channel(Protocol):
@@ -59,31 +69,30 @@ class Channel(Protocol):
     def connectionLost(self, reason: Failure) -> None: ...
 
 
-class PausablePort(Protocol):
-    """The part of a listening port that the door needs to stop accepting for a while."""
+class ChannelFactory(Protocol):
+    """Makes the owners of a channel's connections."""
 
-    numberAccepts: int
-
-    def startReading(self) -> None: ...
-
-    def stopReading(self) -> None: ...
-
-
-Route = Callable[["Peeker"], Channel]
+    def buildProtocol(self, peeker: Peeker) -> Channel:
+        """The owner of one connection, which the door connects and hands the bytes that it has seen."""
 
 
 @implementer(IProtocol, IHalfCloseableProtocol)
 class Peeker:
     """One connection: pending until its first bytes have been read and its owner has said ``identified``."""
 
-    __slots__ = ("__weakref__", "_channel", "_counted", "_head", "door", "first_byte_at", "peer", "port", "transport")
+    __slots__ = (
+        *("__weakref__", "_channel", "_counted", "_head"),
+        *("address", "door", "first_byte_at", "port", "transport"),
+    )
 
     transport: ITCPTransport
 
-    def __init__(self, door: FrontDoor, peer: str, port: int) -> None:
+    def __init__(self, door: FrontDoor, address: Address, port: int | None) -> None:
         self.door = door
-        self.peer = peer
+        self.address = address
+        """The peer's; one behind a Unix socket is on this machine, so it counts as loopback's."""
         self.port = port
+        """The peer's port; None behind a Unix socket."""
         self.first_byte_at = 0.0
         """When its first byte came, on the door's clock, in seconds."""
         self._head = b""
@@ -91,9 +100,9 @@ class Peeker:
         self._channel: Channel | None = None
 
     @property
-    def address(self) -> Address:
-        """The peer's address."""
-        return classify(self.peer)
+    def peer(self) -> str:
+        """The peer's address, as it is shown and counted."""
+        return self.address.shown
 
     @property
     def from_loopback(self) -> bool:
@@ -103,7 +112,16 @@ class Peeker:
     @property
     def endpoint(self) -> str:
         """The peer, as log lines show it."""
-        return show_endpoint(self.peer, self.port)
+        return "a Unix socket's peer" if self.port is None else show_endpoint(self.peer, self.port)
+
+    @property
+    def dialed(self) -> tuple[str, int]:
+        """The host and port of ours that the peer has reached, by which its ranks reach us, too.
+
+        A peer behind a Unix socket has reached neither: it gets loopback's, with the default port.
+        """
+        here = internet_address(self.transport.getHost())
+        return (LOOPBACK, DEFAULT_PORT) if here is None else (classify(here[0]).shown, here[1])
 
     def identified(self) -> None:
         """The owner has all that it needs: no deadline and no cap applies from here on."""
@@ -115,25 +133,21 @@ class Peeker:
         self.door.closer.close(self.transport)
 
     def drop(self, end: ConnectionEnd, why: str) -> None:
-        """Close an pending connection at once; one log line says who and why."""
+        """Close a pending connection at once; one log line says who and why."""
         self.dropped(end, why)
         self.identified()
         self.transport.abortConnection()
 
-    def dropped(self, end: ConnectionEnd, why: str, level: Any = LogLevel.info) -> None:
+    def dropped(self, end: ConnectionEnd, why: str, *, warn: bool = False) -> None:
         """Count and log an end that its peer brought about."""
-        self._counted = True
-        self.door.ended[end] += 1
-        self.door.log.emit(level, "dropped {who}: {why}", who=self.endpoint, why=why)
+        self.left(end)
+        (_log.warn if warn else _log.info)("dropped {who}: {why}", who=self.endpoint, why=why)
 
     def left(self, end: ConnectionEnd) -> None:
-        """Count an end that means nothing: a probe, a scan, a peer that went away.  Not worth a line."""
-        if self._counted:
-            # It ended by our doing, and is counted so.
-            return
-        self._counted = True
-        self.door.ended[end] += 1
-        self.door.log.debug("{who} left: {end}", who=self.endpoint, end=end.value)
+        """Count an end, the first alone.  That of a probe, a scan or a peer that went away is not worth a line."""
+        if not self._counted:
+            self._counted = True
+            self.door.ended[end] += 1
 
     # IProtocol and IHalfCloseableProtocol
 
@@ -175,9 +189,9 @@ class Peeker:
         head, self._head = self._head, b""
         magic = head[:MAGIC_BYTES]
         self.door.peeks.stop(self)
-        route = self.door.routes.get(magic)
-        if route is not None:
-            self._channel = channel = route(self)
+        factory = self.door.routes.get(magic)
+        if factory is not None:
+            self._channel = channel = factory.buildProtocol(self)
             channel.makeConnection(self.transport)
             channel.dataReceived(head)
         elif magic in UNSERVED:
@@ -195,151 +209,110 @@ class Peeker:
 class FrontDoor(ServerFactory):
     """Builds a peeker for each connection, and keeps the caps on those that are pending.
 
-    ``routes`` maps the first four bytes to the builder of a channel's protocol; whoever joins the parts sets it.
-    ``capacity`` is how many connections may be open before accepting pauses,
-    ``accepts`` how many are accepted before others have their turn.
+    ``make_routes`` gives the factory of each channel by its first four bytes;
+    it is called once, with the door.  ``capacity`` is that of the descriptors.
     ``ended`` counts how connections ended that got nowhere.
     """
 
-    log = Logger()
     noisy = False
 
     def __init__(
         self,
         clock: IReactorTime,
         limits: Limits,
+        make_routes: Callable[[FrontDoor], Mapping[bytes, ChannelFactory]] = lambda door: {},
         *,
         max_pending: int = 4096,
         max_pending_per_host: int = 1024,
-        capacity: int = 1 << 20,
-        accepts: int = 100,
+        capacity: Capacity | None = None,
     ) -> None:
         self.clock = clock
         self.limits = limits
-        self.routes: Mapping[bytes, Route] = {}
         self.closer = Closer(clock)
-        self.pending = PendingConnections(clock.seconds, max_pending, max_pending_per_host)
-        self._queues: list[DeadlineQueue[Any]] = []
+        self.pending: PendingConnections[Peeker] = PendingConnections(clock.seconds, max_pending, max_pending_per_host)
+        self.capacity = capacity or Capacity(clock, 1 << 20)
+        self.ended: Counter[ConnectionEnd] = Counter()
         self._ends: list[Callable[[], None]] = []
         self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
-        self.ended: Counter[ConnectionEnd] = Counter()
-        self.port: PausablePort | None = None
-        self.capacity = capacity
-        self.accepts = accepts
         self._connections: set[Peeker] = set()
-        self._backends = 0
-        self._paused = False
-        self._pause_told = 0.0
         self._warned: OrderedDict[str, None] = OrderedDict()
-        self._closing = False
-        self._emptied: Deferred[None] | None = None
-        self._force: IDelayedCall | None = None
+        self._closing: Deferred[None] | None = None
+        self._force: Wait | None = None
+        self.routes = make_routes(self)
 
     def __len__(self) -> int:
         return len(self._connections)
 
     def buildProtocol(self, addr: IAddress | None) -> Peeker:  # type: ignore[override]  # a peeker is an IProtocol
-        """A peeker for a connection from ``addr``, a TCP address."""
-        host, port = addr.host, addr.port  # type: ignore[union-attr]
-        return Peeker(self, classify(host).shown, port)
+        """A peeker for a connection from ``addr``: a TCP address, or any other for a peer on this machine."""
+        there = internet_address(addr)
+        return Peeker(self, classify(LOOPBACK), None) if there is None else Peeker(self, classify(there[0]), there[1])
 
-    def deadlines(self, seconds: float, expired: Callable[[Any], None]) -> DeadlineQueue[Any]:
+    def deadlines(self, seconds: float, expired: Callable[[Item], None]) -> DeadlineQueue[Item]:
         """A queue of deadlines for a channel, which goes when the door closes."""
-        queue: DeadlineQueue[Any] = DeadlineQueue(self.clock, seconds, expired)
-        self._queues.append(queue)
+        queue = DeadlineQueue(self.clock, seconds, expired)
+        self.at_close(queue.clear)
         return queue
 
     def at_close(self, end: Callable[[], None]) -> None:
         """Have ``end`` called once every connection is gone; for what a channel holds of the reactor."""
         self._ends.append(end)
 
+    def listening(self, port: IListeningPort) -> None:
+        """What the connections come from, which may have to pause."""
+        self.capacity.listening(port)
+
     def arrived(self, peeker: Peeker) -> None:
         """A connection was accepted."""
         self._connections.add(peeker)
-        if self._closing:
+        self.capacity.opened()
+        if self._closing is not None:
             peeker.transport.abortConnection()
             return
-        if not classify(peeker.peer).private:
+        if not peeker.address.private:
             self._warn_public(peeker)
         self.peeks.start(peeker)
-        if self.port is not None and getattr(self.port, "numberAccepts", 0) > self.accepts:
-            # Twisted lets a batch grow without end, and pausing does not stop one: it would eat the spare descriptors.
-            self.port.numberAccepts = self.accepts
         crowded_out = self.pending.arrived(peeker)
         if crowded_out is not None:
-            cast(Peeker, crowded_out).drop(
-                ConnectionEnd.CROWDED_OUT, "too many connections have not said what they want"
-            )
-        self._weigh()
+            crowded_out.drop(ConnectionEnd.CROWDED_OUT, "too many connections have not said what they want")
 
     def gone(self, peeker: Peeker) -> None:
         """A connection is closed."""
         self._connections.discard(peeker)
         self.peeks.stop(peeker)
-        pending = self.pending.remove(peeker)
         self.closer.closed(peeker.transport)
-        if pending and not peeker.has_channel:
+        if self.pending.remove(peeker) and not peeker.has_channel:
             peeker.left(ConnectionEnd.BEFORE_CHANNEL)
-        if self._closing and not self._connections:
-            self._all_gone()
-        self._weigh()
-
-    def backend_opened(self) -> None:
-        """A connection to a backend counts toward the descriptors like one that was accepted."""
-        self._backends += 1
-        self._weigh()
-
-    def backend_closed(self) -> None:
-        """It is gone."""
-        self._backends -= 1
-        self._weigh()
-
-    def _weigh(self) -> None:
-        full = len(self._connections) + self._backends >= self.capacity
-        if self.port is None or self._closing or full is self._paused:
-            return
-        self._paused = full
-        if not full:
-            self.port.startReading()
-            return
-        self.port.stopReading()
-        if self.clock.seconds() >= self._pause_told:
-            # At the limit it pauses and resumes with each connection; a line a minute says it.
-            self._pause_told = self.clock.seconds() + 60
-            self.log.warn(
-                "{count} connections are open, as many as the descriptors allow: accepting pauses until one closes "
-                "(raise the limit with ulimit -n or LimitNOFILE)",
-                count=self.capacity,
-            )
+        if self._closing is not None and not self._connections:
+            self._all_gone(self._closing)
+        self.capacity.closed()
 
     def close_all(self) -> Deferred[None]:
         """Close every connection: the pending at once, the others after what is written has left.
 
         Fires when all are gone, which is within ``STOP_GRACE`` seconds.
         """
-        self._closing = True
-        emptied = self._emptied = Deferred()
+        closing = self._closing = Deferred()
+        self.capacity.closing()
         for dial in self.pending:
-            cast(Peeker, dial).transport.abortConnection()
+            dial.transport.abortConnection()
         for peeker in list(self._connections):
             peeker.transport.loseConnection()
-        self._force = self.clock.callLater(STOP_GRACE, self._abort_all)
+        self._force = after(self.clock, STOP_GRACE, self._abort_all)
         if not self._connections:
-            self._all_gone()
-        return emptied
+            self._all_gone(closing)
+        return closing
 
-    def _all_gone(self) -> None:
-        if self._force is not None and self._force.active():
+    def _all_gone(self, closing: Deferred[None]) -> None:
+        if closing.called:
+            # A connection that was accepted meanwhile was turned away.
+            return
+        if self._force is not None:
             self._force.cancel()
-        for queue in self._queues:
-            queue.clear()
         self.closer.clear()
-        ends, self._ends = self._ends, []
-        for end in ends:
+        for end in self._ends:
             end()
-        emptied, self._emptied = self._emptied, None
-        if emptied is not None:
-            emptied.callback(None)
+        closing.callback(None)
 
     def _abort_all(self) -> None:
         for peeker in list(self._connections):
@@ -354,7 +327,7 @@ class FrontDoor(ServerFactory):
         self._warned[peeker.peer] = None
         if len(self._warned) > MAX_WARNED_ADDRESSES:
             self._warned.popitem(last=False)
-        self.log.warn(
+        _log.warn(
             "{peer} is a public address, and what crosses this port is not encrypted: use a private network or sshd",
             peer=peeker.peer,
         )

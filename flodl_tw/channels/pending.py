@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from flodl_tw.limits import YOUNG, YOUNG_FACTOR
 
@@ -21,7 +21,10 @@ class Dial(Protocol):
         """Whether it comes from this host (or through its sshd)."""
 
 
-class PendingConnections:
+Each = TypeVar("Each", bound=Dial)
+
+
+class PendingConnections(Generic[Each]):
     """Connections that have not yet said what they want.
 
     At most ``most`` in all and ``most_per_host`` from one address (loopback
@@ -35,7 +38,7 @@ class PendingConnections:
         self._seconds = seconds
         self._most = most
         self._most_per_host = most_per_host
-        self._by_peer: dict[str, OrderedDict[Dial, float]] = {}
+        self._by_peer: dict[str, OrderedDict[Each, float]] = {}
         self._by_count: dict[int, OrderedDict[str, None]] = {}
         self._largest = 0
         self._total = 0
@@ -43,10 +46,10 @@ class PendingConnections:
     def __len__(self) -> int:
         return self._total
 
-    def __iter__(self) -> Iterator[Dial]:
+    def __iter__(self) -> Iterator[Each]:
         return (dial for dials in list(self._by_peer.values()) for dial in list(dials))
 
-    def arrived(self, dial: Dial) -> Dial | None:
+    def arrived(self, dial: Each) -> Each | None:
         """Count one in; gives the one that has to go, which the caller drops, or None."""
         dials = self._by_peer.setdefault(dial.peer, OrderedDict())
         dials[dial] = self._seconds()
@@ -59,7 +62,7 @@ class PendingConnections:
             return self._oldest(crowd, self._total > self._most * YOUNG_FACTOR)
         return None
 
-    def remove(self, dial: Dial) -> bool:
+    def remove(self, dial: Each) -> bool:
         """It has said what it wants, or is gone.  Gives whether it was pending until now."""
         dials = self._by_peer.get(dial.peer)
         if dials is None or dials.pop(dial, None) is None:
@@ -70,7 +73,7 @@ class PendingConnections:
             del self._by_peer[dial.peer]
         return True
 
-    def _oldest(self, peer: str, even_young: bool) -> Dial | None:
+    def _oldest(self, peer: str, even_young: bool) -> Each | None:
         dial, since = next(iter(self._by_peer[peer].items()))
         return dial if even_young or self._seconds() - since >= YOUNG else None
 

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Hashable
 from typing import cast
 
-from twisted.internet.interfaces import IDelayedCall, ITransport
+from twisted.internet.interfaces import ITransport
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
+from flodl_tw.channels.framed import FramedProtocol
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd
@@ -18,16 +18,16 @@ from flodl_tw.core.facts import VERSION_FACT
 from flodl_tw.core.messages import RendezvousHello, Uid, decode_rendezvous, encode_rendezvous
 from flodl_tw.core.rendezvous import Close, Complete, Effect, Fail, Rendezvous, Send, StartTimer, StopTimer, Timer
 from flodl_tw.core.window import Phase
-from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, Frame, FrameKind, FrameReader
+from flodl_tw.core.wire import Frame, FrameKind
 from flodl_tw.core.world import World
-from flodl_tw.deadlines import DeadlineQueue, guarded
+from flodl_tw.deadlines import DeadlineQueue, Wait, after
 from flodl_tw.run import Run
+
+_log = Logger()
 
 
 class RendezvousSession:
     """The rendezvous of one run's world: carries its effects out, and keeps its deadlines."""
-
-    log = Logger()
 
     def __init__(self, front: FrontDoor, run: Run, world: World) -> None:
         self.run = run
@@ -36,17 +36,17 @@ class RendezvousSession:
         self.rendezvous = Rendezvous(world.assignments, socket.gethostname())
         self._clock = front.clock
         self._seconds = {Timer.QUIET: front.limits.rendezvous_quiet, Timer.UID: front.limits.rendezvous_talk}
-        self._timers: dict[Timer, IDelayedCall] = {}
+        self._timers: dict[Timer, Wait] = {}
         self._peers: set[RendezvousProtocol] = set()
         run.at_end(self.end)
 
     def end(self) -> None:
-        """The run is over: nobody meets any more."""
+        """The run is over: no rank gets a role or an id any more."""
         self.rendezvous.end()
         for timer in list(self._timers):
             self._stop(timer)
         for peer in list(self._peers):
-            peer.finish()
+            peer.end()
 
     def apply(self, effects: list[Effect]) -> None:
         """Carry effects out, in their order."""
@@ -55,16 +55,16 @@ class RendezvousSession:
                 case Send(peer, message):
                     self._of(peer).send(encode_rendezvous(self.salt, self.version, message))
                 case Close(peer, why):
-                    self._of(peer).finish(why)
+                    self._of(peer).end(why)
                 case StartTimer(timer):
                     self._stop(timer)
-                    self._timers[timer] = self._clock.callLater(self._seconds[timer], guarded, self._timed_out, timer)
+                    self._timers[timer] = after(self._clock, self._seconds[timer], self._timed_out, timer)
                 case StopTimer(timer):
                     self._stop(timer)
                 case Fail(why):
                     self.run.part_failed(why)
                 case Complete():
-                    self.log.info("every rank has the communicator's id: the rendezvous is complete")
+                    _log.info("every rank has the communicator's id: the rendezvous is complete")
 
     def dialed(self, peer: RendezvousProtocol) -> None:
         """A connection that may be a rank's."""
@@ -79,9 +79,9 @@ class RendezvousSession:
         return cast(RendezvousProtocol, peer)
 
     def _stop(self, timer: Timer) -> None:
-        call = self._timers.pop(timer, None)
-        if call is not None and call.active():
-            call.cancel()
+        running = self._timers.pop(timer, None)
+        if running is not None:
+            running.cancel()
 
     def _timed_out(self, timer: Timer) -> None:
         self._timers.pop(timer, None)
@@ -89,121 +89,82 @@ class RendezvousSession:
 
 
 class RendezvousFactory:
-    """What all rendezvous connections share; the route of the rendezvous magic."""
+    """What all rendezvous connections share: the session of the current world, and the deadline of a Hello."""
 
     def __init__(self, front: FrontDoor, controller: Controller) -> None:
         self._front = front
         self._controller = controller
-        self._meeting: RendezvousSession | None = None
-        self.hellos: DeadlineQueue[RendezvousProtocol] = front.deadlines(
-            front.limits.rendezvous_talk, RendezvousProtocol.hello_expired
+        self._session: RendezvousSession | None = None
+        self.hellos: DeadlineQueue[FramedProtocol] = front.deadlines(
+            front.limits.rendezvous_talk, FramedProtocol.expired
         )
 
-    def __call__(self, peeker: Peeker) -> RendezvousProtocol:
+    def buildProtocol(self, peeker: Peeker) -> RendezvousProtocol:
         """A connection that a rank may have dialed."""
         return RendezvousProtocol(self, peeker, self._current())
 
     def _current(self) -> RendezvousSession | None:
         run = self._controller.run
         if run.world is None or run.phase not in (Phase.FORMING, Phase.TRAINING):
-            self._meeting = None
+            self._session = None
             return None
-        if self._meeting is None or self._meeting.run is not run:
-            self._meeting = RendezvousSession(self._front, run, run.world)
-        return self._meeting
+        if self._session is None or self._session.run is not run:
+            self._session = RendezvousSession(self._front, run, run.world)
+        return self._session
 
 
-class RendezvousProtocol:
+class RendezvousProtocol(FramedProtocol):
     """One rank's connection.  It belongs to the world that had formed when it dialed, and to no other."""
 
-    def __init__(self, shared: RendezvousFactory, peeker: Peeker, meeting: RendezvousSession | None) -> None:
-        self._shared = shared
-        self._peeker = peeker
-        self._meeting = meeting
-        self._reader = FrameReader()
-        self._magic_left = MAGIC_BYTES
-        self._said_hello = False
-        self._ended = False
+    __slots__ = ("_session",)
+
+    def __init__(self, shared: RendezvousFactory, peeker: Peeker, session: RendezvousSession | None) -> None:
+        super().__init__(peeker, shared.hellos, "Hello at the rendezvous")
+        self._session = session
 
     def makeConnection(self, transport: ITransport) -> None:
-        self._shared.hellos.start(self)
-        if self._meeting is not None:
-            self._meeting.dialed(self)
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._ended:
-            return
-        if self._meeting is None:
-            self._drop(ConnectionEnd.RENDEZVOUS_EARLY, "it dialed the rendezvous, and no world is forming or training")
-            return
-        self._reader.feed(data[self._magic_left :])
-        self._magic_left = 0
-        try:
-            while not self._ended and (frame := self._reader.next_frame()) is not None:
-                self._frame(self._meeting, frame)
-        except WireError as error:
-            self._bad(self._meeting, str(error))
-
-    def readConnectionLost(self) -> None:
-        """The peer has shut its side: a rank needs both."""
-        self._leave()
-        self._peeker.close()
-
-    def connectionLost(self, reason: Failure) -> None:
-        self._leave()
-
-    def hello_expired(self) -> None:
-        """The deadline of the Hello has passed."""
-        self._drop(ConnectionEnd.HELLO_DEADLINE, "no whole Hello at the rendezvous in time")
+        if self._session is None:
+            self.refuse(ConnectionEnd.RENDEZVOUS_EARLY, "it dialed the rendezvous, and no world is forming or training")
+        else:
+            self._session.dialed(self)
 
     def send(self, data: bytes) -> None:
         """Write to the rank."""
-        self._peeker.transport.write(data)
+        self.peeker.transport.write(data)
 
-    def finish(self, why: str | None = None) -> None:
+    def end(self, why: str | None = None) -> None:
         """Close, once what was written has left; ``why`` is for the log."""
         if why is not None:
-            self._peeker.dropped(ConnectionEnd.RENDEZVOUS_REFUSED, why)
-        self._ended = True
-        self._shared.hellos.stop(self)
-        self._peeker.close()
+            self.peeker.dropped(ConnectionEnd.RENDEZVOUS_REFUSED, why)
+        self.finish()
 
-    def _frame(self, meeting: RendezvousSession, frame: Frame) -> None:
-        if not frame.verifies(meeting.salt):
+    # FramedProtocol
+
+    def frame_received(self, frame: Frame) -> None:
+        session = self._session
+        assert session is not None
+        if not frame.verifies(session.salt):
             raise WireError("its frame does not verify under this world's salt: it may be of an earlier run")
-        if frame.version != meeting.version or frame.kind is not FrameKind.RENDEZVOUS:
+        if frame.version != session.version or frame.kind is not FrameKind.RENDEZVOUS:
             raise WireError(
                 f"a {frame.kind.name.lower()} frame of version {frame.version}, "
-                f"the rendezvous of this world is in version {meeting.version}"
+                f"the rendezvous of this world is in version {session.version}"
             )
         message = decode_rendezvous(frame.payload)
-        if not self._said_hello and isinstance(message, RendezvousHello):
-            self._said_hello = True
-            self._shared.hellos.stop(self)
-            self._peeker.identified()
-            self._reader.max_payload = MAX_LATER_BYTES
-            meeting.apply(meeting.rendezvous.hello(self, message))
-        elif self._said_hello and isinstance(message, Uid):
-            meeting.apply(meeting.rendezvous.uid(self, message))
+        if not self.is_identified and isinstance(message, RendezvousHello):
+            self.identified()
+            session.apply(session.rendezvous.hello(self, message))
+        elif self.is_identified and isinstance(message, Uid):
+            session.apply(session.rendezvous.uid(self, message))
         else:
             raise WireError(f"{type(message).__name__} out of its turn")
 
-    def _bad(self, meeting: RendezvousSession, why: str) -> None:
-        if self._said_hello:
-            meeting.apply(meeting.rendezvous.broke(self, f"at the rendezvous: {why}"))
+    def broke(self, why: str) -> None:
+        if self.is_identified and self._session is not None:
+            self._session.apply(self._session.rendezvous.broke(self, f"at the rendezvous: {why}"))
         else:
-            self.finish(f"at the rendezvous: {why}")
+            self.end(f"at the rendezvous: {why}")
 
-    def _drop(self, end: ConnectionEnd, why: str) -> None:
-        self._ended = True
-        self._shared.hellos.stop(self)
-        self._peeker.drop(end, why)
-
-    def _leave(self) -> None:
-        if not self._ended and not self._said_hello:
-            self._peeker.left(ConnectionEnd.CUT_OFF_HELLO)
-        self._ended = True
-        self._shared.hellos.stop(self)
-        self._peeker.identified()
-        if self._meeting is not None:
-            self._meeting.left(self)
+    def left(self, *, lost: bool) -> None:
+        if self._session is not None:
+            self._session.left(self)

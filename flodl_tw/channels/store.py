@@ -13,7 +13,6 @@ from typing import Any, Final
 from weakref import ref
 
 from twisted.internet.interfaces import IPushProducer, ITransport
-from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -50,8 +49,8 @@ class StoreFactory:
         self._due: deque[StoreProtocol] = deque()
         self._turn_is_due = False
 
-    def __call__(self, peeker: Peeker) -> StoreProtocol:
-        """The route of the store's magic."""
+    def buildProtocol(self, peeker: Peeker) -> StoreProtocol:
+        """A client of the store."""
         return StoreProtocol(self, peeker)
 
     def admit(self, client: StoreProtocol) -> StoreSession | None:
@@ -175,7 +174,7 @@ class StoreProtocol:
 
     def give_up(self, why: str) -> None:
         """Close it, for the sake of others."""
-        self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {why}", LogLevel.warn)
+        self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {why}", warn=True)
         self._leave()
         self.peeker.transport.abortConnection()
 
@@ -203,7 +202,7 @@ class StoreProtocol:
             client: Any = woken.peer
             client.write(answer, at_once=count < WOKEN_AT_ONCE)
         if outcome.close is not None:
-            self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {outcome.close}", LogLevel.warn)
+            self.peeker.dropped(ConnectionEnd.STORE_CLOSED, f"on the store channel: {outcome.close}", warn=True)
             self._last_words()
         elif self._connection is not None and (outcome.more or self._unsent):
             self._reading(False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from twisted.internet import defer
-from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel
 
 from flodl_tw import sockets
@@ -17,16 +15,14 @@ from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import Agents, run_reactor
 from flodl_tw.agent.settings import read_agent_settings
-from flodl_tw.channels import dead_peer
-from flodl_tw.channels.front_door import FrontDoor
-from flodl_tw.controller import AfterRun, Controller
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings
-from flodl_tw.limits import SCALE_VARIABLE, SPARE_DESCRIPTORS, STOP_GRACE, Limits, parse_scale
+from flodl_tw.limits import SCALE_VARIABLE, STOP_GRACE, Limits, parse_scale
 from flodl_tw.options import ENVIRONMENT_PREFIX, OptionReader, environment_name
 from flodl_tw.run import RunSettings
-from flodl_tw.server import channels
+from flodl_tw.server import ControllerServer
+from flodl_tw.settings import ControllerSettings
 
 LOOPBACK: Final = "127.0.0.1"
 OPTIONS: Final = ("nproc", "hosts", "devices", "stop-grace", "log-dir")
@@ -55,38 +51,12 @@ def shares(choice: Choice, hosts: int) -> list[Choice]:
     return parts
 
 
-class LocalController:
-    """The controller, behind a door of its own on loopback, on a port that the system chooses."""
-
-    def __init__(self, reactor: Any, ranks: int, scale: float) -> None:
-        limits = Limits.at(scale)
-        window = WindowSettings(min_rank_start=ranks, target_ranks=ranks)
-        self._over: Deferred[None] = Deferred()
-        self._reactor = reactor
-        self.controller = Controller(
-            reactor,
-            RunSettings(window=window, store=StoreLimits()),
-            after_run=AfterRun.EXIT,
-            finished=lambda phase: None if self._over.called else self._over.callback(None),
-        )
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._front = FrontDoor(reactor, limits, capacity=max(descriptors - SPARE_DESCRIPTORS, descriptors // 2))
-        bound = sockets.listen(LOOPBACK, 0, limits)
-        self.port = bound.getsockname()[1]
-        self._front.routes = channels(self._front, self.controller, self.port, native_rendezvous=True, reactor=reactor)
-        self._listening = reactor.adoptStreamPort(bound.fileno(), bound.family, self._front)
-        self._listening.transport = dead_peer.watched_transport(limits)
-        self._front.port = self._listening
-        bound.close()
-        self.controller.startService()
-
-    async def stop(self) -> None:
-        """Close it, and what came through it, once it has seen the end of the run (or has had the time to)."""
-        with suppress(defer.TimeoutError):
-            await self._over.addTimeout(STOP_GRACE, self._reactor)
-        self.controller.stopService()
-        await self._listening.stopListening()
-        await self._front.close_all()
+def local_server(reactor: Any, ranks: int, scale: float) -> ControllerServer:
+    """A controller for one world of as many ranks, on loopback, on a port that the system chooses."""
+    limits = Limits.at(scale)
+    window = WindowSettings(min_rank_start=ranks, target_ranks=ranks)
+    settings = ControllerSettings(run=RunSettings(window=window, store=StoreLimits()), limits=limits)
+    return ControllerServer(reactor, settings, sockets.listen(LOOPBACK, 0, limits))
 
 
 def world_outcome(outcomes: list[Outcome]) -> Outcome:
@@ -118,13 +88,17 @@ def run_world(
         agents.say(note)
 
     async def main() -> int:
-        local = LocalController(reactor, ranks, scale)
-        agents.say(f"the world's page: http://{LOOPBACK}:{local.port}/")
+        server = local_server(reactor, ranks, scale)
+        server.startService()
+        agents.say(f"the world's page: http://{LOOPBACK}:{server.port}/")
         for index, share in enumerate(shares(choice, hosts)):
             host = settings.host if hosts == 1 else f"{settings.host}-{index}"
-            agents.add(replace(settings, controller=(LOOPBACK, local.port), host=host), share)
+            agents.add(replace(settings, controller=(LOOPBACK, server.port), host=host), share)
         outcome = world_outcome(await agents.run())
-        await local.stop()
+        with suppress(defer.TimeoutError):
+            # Its last log lines and the page have the end of the run, where it comes in time.
+            await server.when_over().addTimeout(STOP_GRACE, reactor)
+        await server.stopService()
         return outcome.status
 
     # The agents tell all that the controller would.

@@ -171,8 +171,8 @@ class StatusFactory:
         # The deadline is ours and in all, so the channel's own idle timeout is off.
         self.site = StatusSite(status.app.resource(), timeout=None, reactor=self.clock, parsePOSTFormSubmission=False)
 
-    def __call__(self, peeker: Peeker) -> StatusProtocol:
-        """The route of each HTTP magic."""
+    def buildProtocol(self, peeker: Peeker) -> StatusProtocol:
+        """A connection with one request."""
         return StatusProtocol(self, peeker)
 
 

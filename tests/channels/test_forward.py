@@ -8,23 +8,27 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import ISystemHandle
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
+from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.forward import LOG_EVERY_SECS, ForwardFactory
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.wire import DATA_MAGIC
 from flodl_tw.limits import Limits
-from flodl_tw.testing import FakeTransport
+from flodl_tw.testing import FakePort, FakeTransport
 from tests.pumped import PumpedTestCase
 
 DIALER = IPv4Address("TCP", "10.0.0.1", 40000)
 BACKEND = IPv4Address("TCP", "10.0.0.9", 7001)
 
 
+@implementer(ISystemHandle)
 class LegTransport(FakeTransport):
     """With what a forward asks of a real one: half-close, a socket, and producers that may be gone already."""
 
@@ -54,19 +58,6 @@ class LegTransport(FakeTransport):
         return bool(self.producerState == "paused")
 
 
-class FakePort:
-    """Counts what the door asks of its port."""
-
-    accepting = True
-    numberAccepts = 100
-
-    def startReading(self) -> None:
-        self.accepting = True
-
-    def stopReading(self) -> None:
-        self.accepting = False
-
-
 class ForwardTestCase(PumpedTestCase):
     """A door whose data channel has a backend that answers when the test says so."""
 
@@ -75,12 +66,12 @@ class ForwardTestCase(PumpedTestCase):
         self.reactor = MemoryReactorClock()
         self.build()
 
-    def build(self, **door: Any) -> None:
+    def build(self, capacity: int = 1000) -> None:
         """A door, and a port that it listens on."""
-        self.front = FrontDoor(self.reactor, Limits(), **door)
+        self.front = FrontDoor(self.reactor, Limits(), capacity=Capacity(self.reactor, capacity))
         self.front.routes = {DATA_MAGIC: ForwardFactory(self.front, self.reactor, "data", "tcp:10.0.0.9:7001")}
         self.port = FakePort()
-        self.front.port = self.port
+        self.front.listening(self.port)
 
     def dial(self, *parts: bytes) -> LegTransport:
         """A dial that has sent these parts."""

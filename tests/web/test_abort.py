@@ -7,8 +7,9 @@ from typing import Any
 
 from twisted.logger import LogLevel
 
-from flodl_tw.controller import AfterRun
 from flodl_tw.core.messages import Abort
+from flodl_tw.core.window import Phase
+from flodl_tw.run import AfterRun, RunEnd
 from flodl_tw.testing import ClockedController, make_hello
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, fill, turns, window
 from tests.web.test_start import AWAY, HERE, WRONG
@@ -121,8 +122,9 @@ class EffectTests(AbortTestCase):
 
     def test_what_follows_a_run_follows_an_aborted_one(self) -> None:
         door = self.door(target=2, after_run=AfterRun.EXIT)
+        over = door.server.when_over()
         self.ask(door, post())
-        self.assertEqual(door.finished, ["failed"])
+        self.assertEqual(self.successResultOf(over), RunEnd(Phase.FAILED, TOLD))
         door = self.door(after_run=AfterRun.REARM)
         self.ask(door, post())
         self.assertEqual((door.state()["phase"], door.state()["joined_hosts"]), ("waiting", 0))

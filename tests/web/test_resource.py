@@ -462,7 +462,7 @@ class DeadlineTests(StatusTestCase):
         for data in (STATE, PAGE, ask("GET", "/nope"), ask("GET", "/", "Host: y")):
             self.request(data)
         self.door.clock.advance(30)
-        self.door.controller.stopService()
+        self.door.server.stopService()
         self.assert_idle(self.door)
 
     def test_half_close(self) -> None:
