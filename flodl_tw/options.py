@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
+from flodl_tw.core.addresses import parse_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import SIGNATURE_BYTES
 
@@ -94,36 +95,40 @@ class OptionReader:
         """A variable that gives no option; None where it is not set or empty."""
         return variable(self.environ, name)
 
-    def _by_variable(self, name: str) -> str | None:
-        return self.variable(environment_name(name)) if self._variables else None
+    def _find(self, name: str) -> Placed | None:
+        value = self._options.get(name)
+        if value is not None:
+            return Placed(str(value), f"--{name}")
+        text = self.variable(environment_name(name)) if self._variables else None
+        return self._file.get(name) if text is None else Placed(text, environment_name(name))
 
     def get(self, name: str) -> str | None:
         """The option's text, or None where nobody gave it."""
-        value = self._options.get(name)
-        if value is not None:
-            return str(value)
-        text = self._by_variable(name)
-        if text is None and name in self._file:
-            return self._file[name].text
-        return text
+        found = self._find(name)
+        return None if found is None else found.text
+
+    def source(self, name: str) -> str:
+        """What gave the option: itself, its variable, or the place in a file."""
+        found = self._find(name)
+        return f"--{name}" if found is None else found.place
+
+    def by_file(self, name: str) -> bool:
+        """Whether the file gives the option, since neither command line nor environment does."""
+        found = self._find(name)
+        return found is not None and found is self._file.get(name)
 
     def argument(self, name: str) -> str | None:
         """An argument without a name, which no variable and no file gives."""
         value = self._options.get(name)
         return None if value is None else str(value)
 
-    def source(self, name: str) -> str:
-        """What gave the option: itself, its variable, or the place in a file."""
-        placed = self.by_file(name)
-        if placed is not None:
-            return placed.place
-        by_variable = self._options.get(name) is None and self._by_variable(name) is not None
-        return environment_name(name) if by_variable else f"--{name}"
-
-    def by_file(self, name: str) -> Placed | None:
-        """What the file gives, where neither command line nor environment does."""
-        elsewhere = self._options.get(name) is not None or self._by_variable(name) is not None
-        return None if elsewhere else self._file.get(name)
+    def endpoint(self, name: str) -> tuple[str, int] | None:
+        """Host and port of an argument ``HOST[:PORT]``."""
+        text = self.argument(name)
+        try:
+            return None if text is None else parse_endpoint(text)
+        except ValueError as error:
+            raise SettingError("HOST[:PORT]", shown(text or ""), str(error), "name the controller") from None
 
     def wrong(self, name: str, limit: str, way_out: str) -> SettingError:
         """The error for the option's value."""

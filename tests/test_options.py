@@ -41,7 +41,7 @@ class SourceTests(OptionTestCase):
             with self.subTest(options=options, environ=environ):
                 given = OptionReader(options, environ).with_file(file)
                 self.assertEqual((given.get("nproc"), given.source("nproc")), (text, source))
-                self.assertIs(given.by_file("nproc") is not None, by_file)
+                self.assertIs(given.by_file("nproc"), by_file)
                 error = f"{source} {text!r}: the limits are 1 and 256; give a whole number between them"
                 self.assertEqual(self.refused(lambda given=given: given.whole("nproc", 1, 256, None)), error)
         self.assertIsNone(OptionReader({}, {}, file).get("host"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flodl_tw.agent.devices import Device
-from flodl_tw.core.addresses import parse_endpoint, show_endpoint
+from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
 from flodl_tw.limits import SCALE_VARIABLE, parse_scale
@@ -90,17 +90,11 @@ def _why_not(program: str) -> str:
 
 
 def _controller(given: OptionReader, file: JoinFile | None) -> tuple[str, int]:
-    text = given.argument("controller")
-    if text is None:
-        controller = file.controller() if file else None
-        if controller is None:
-            way_out = "name the controller, or a file whose join: block does with --fdl-yml"
-            raise SettingError("HOST[:PORT]", "", "there is none", way_out)
-        return controller
-    try:
-        return parse_endpoint(text)
-    except ValueError as error:
-        raise SettingError("HOST[:PORT]", shown(text), str(error), "name the controller") from None
+    controller = given.endpoint("controller") or (file.controller() if file else None)
+    if controller is None:
+        way_out = "name the controller, or a file whose join: block does with --fdl-yml"
+        raise SettingError("HOST[:PORT]", "", "there is none", way_out)
+    return controller
 
 
 def _nccl_version(given: OptionReader) -> tuple[int, int, int] | None:

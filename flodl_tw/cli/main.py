@@ -61,18 +61,9 @@ WITH_PROGRAM: Final = ("join", "run")
 class Parser(argparse.ArgumentParser):
     """argparse, with one line for a wrong command, and status 2."""
 
-    page = ""
-    """The command whose help is to be read, where it is another's than this parser's."""
-    has_program = False
-    """Whether the command takes a program."""
-
     def error(self, message: str) -> NoReturn:
         # What was mistyped may be the token.
-        shown = without_tokens(message)
-        _, colon, rest = message.partition("unrecognized arguments: ")
-        if colon and not rest.startswith("-") and self.has_program:
-            shown += " (PROGRAM and its arguments stand after --)"
-        say(f"{shown}; {self.page or self.prog} --help lists the options")
+        say(f"{without_tokens(message)}; {self.prog} --help lists the options")
         raise SystemExit(PERMANENT)
 
 
@@ -147,11 +138,13 @@ def _run(words: list[str], environ: Mapping[str, str]) -> int:
     ours, program = words[:split], words[split + 1 :]
     refuse_argument(ours)
     parser = make_parser()
-    if ours and ours[0] in MODULES:
-        # The outer parser speaks for the commands, too.
-        parser.page = f"flodl-tw {ours[0]}"
-        parser.has_program = ours[0] in WITH_PROGRAM and split == len(words)
-    parsed = parser.parse_args(ours)
+    parsed, unknown = parser.parse_known_args(ours)
+    # From here on it speaks for the command.
+    parser.prog = f"flodl-tw {parsed.command}"
+    if unknown:
+        lost = parsed.command in WITH_PROGRAM and split == len(words) and not unknown[0].startswith("-")
+        hint = " (PROGRAM and its arguments stand after --)" if lost else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if program and parsed.command not in WITH_PROGRAM:
         parser.error(f"{parsed.command} runs no program, so nothing may stand after --")
     options = {name.replace("_", "-"): value for name, value in vars(parsed).items()}

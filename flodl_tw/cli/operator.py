@@ -62,7 +62,7 @@ def status(options: Mapping[str, object], program: list[str], environ: Mapping[s
     """``status``, once or with ``--watch``."""
     given = OptionReader(options, environ)
     # A state is for everybody to read, so a token is not even looked for.
-    controller = ControllerAddress(*terminal.controller_of(options))
+    controller = ControllerAddress(*terminal.controller_of(given))
     as_json = given.flag("json")
     tell = watch if given.flag("watch") else show_status
     return _converse(controller, lambda client, say: tell(client, say, as_json=as_json))
@@ -70,14 +70,14 @@ def status(options: Mapping[str, object], program: list[str], environ: Mapping[s
 
 def start(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``start``: the operator's."""
-    return _converse(_controller(options, OptionReader(options, environ)), send_start)
+    return _converse(_controller(OptionReader(options, environ)), send_start)
 
 
 def abort(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``abort``, with a reason or without."""
     given = OptionReader(options, environ)
     reason = given.get("reason")
-    return _converse(_controller(options, given), lambda client, say: send_abort(client, say, reason))
+    return _converse(_controller(given), lambda client, say: send_abort(client, say, reason))
 
 
 def check(settings: AgentSettings, choice: Choice) -> int:
@@ -87,8 +87,8 @@ def check(settings: AgentSettings, choice: Choice) -> int:
     return _converse(controller, lambda client, say: ask_check(client, say, hello))
 
 
-def _controller(options: Mapping[str, object], given: OptionReader) -> ControllerAddress:
-    return ControllerAddress(*terminal.controller_of(options), given_token(given)[0])
+def _controller(given: OptionReader) -> ControllerAddress:
+    return ControllerAddress(*terminal.controller_of(given), given_token(given)[0])
 
 
 def _converse(controller: ControllerAddress, conversation: Callable[[ControllerClient, Say], Awaitable[int]]) -> int:

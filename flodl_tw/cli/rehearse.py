@@ -50,7 +50,7 @@ def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
     from flodl_tw.state_folder import given_token
 
     texts = OptionReader(options, environ)
-    controller = controller_of(options)
+    controller = controller_of(texts)
     scale, warning = parse_scale(texts.variable(SCALE_VARIABLE))
     if warning is not None:
         say(warning)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from flodl_tw.core.addresses import DEFAULT_PORT, parse_endpoint
-from flodl_tw.core.errors import SettingError
+from flodl_tw.core.addresses import DEFAULT_PORT
+from flodl_tw.options import OptionReader
 
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""
@@ -51,13 +51,9 @@ class Printer:
             self.failed = True
 
 
-def controller_of(options: Mapping[str, Any]) -> tuple[str, int]:
+def controller_of(given: OptionReader) -> tuple[str, int]:
     """The host and port of the controller that a command names; this machine's where it names none."""
-    address = options.get("address") or f"127.0.0.1:{DEFAULT_PORT}"
-    try:
-        return parse_endpoint(address)
-    except ValueError as error:
-        raise SettingError("HOST[:PORT]", repr(address), str(error), "name the controller") from None
+    return given.endpoint("address") or ("127.0.0.1", DEFAULT_PORT)
 
 
 def make_reactor() -> Any:
