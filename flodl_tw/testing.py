@@ -30,8 +30,11 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from flodl_tw.agent.assignment import Assignment, read_envelope
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
+from flodl_tw.agent.outcome import MAX_REASON_CHARS, aborted
 from flodl_tw.core.join_client import JoinClient
+from flodl_tw.core.log_text import shortened
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -109,29 +112,18 @@ class RankClient:
 
 
 class HostEndedError(Exception):
-    """A simulated host ended before what was waited for: ``end`` is what ended it, the text says so for people."""
+    """A simulated host ended before its ranks did.  ``event`` is what ended it; the text says it for people."""
 
-    def __init__(self, host: str, end: Event, *, accepted: bool) -> None:
-        match end:
-            case Reject():
-                how = f"was refused: {end.reason}"
-            case Abort():
-                how = f"was told that the run is aborted: {end.reason}"
-            case LinkEnded(fault=False) if not accepted:
-                how = f"has no reply to its hello ({end.how}): most likely its token is not the run's"
-            case LinkEnded():
-                how = f"has no connection any more: {end.how}"
-            case _:
-                how = f"was sent a {type(end).__name__} out of its turn"
-        super().__init__(f"host {host!r} {how}")
-        self.end = end
+    def __init__(self, text: str, event: Event) -> None:
+        super().__init__(text)
+        self.event = event
 
 
 class Once(Generic[T]):
     """Something that happens once.  Each who waits for it has a Deferred of its own, and may ask late."""
 
     def __init__(self) -> None:
-        self._result: T | Failure | None = None
+        self._results: list[T | Failure] = []
         self._waiting: list[Deferred[T]] = []
 
     def wait(self) -> Deferred[T]:
@@ -143,13 +135,13 @@ class Once(Generic[T]):
 
     def happened(self, result: T | Failure) -> None:
         """It has happened, or never will; what comes after the first time says nothing new."""
-        if self._result is None:
-            self._result = result
+        if not self._results:
+            self._results.append(result)
             self._tell()
 
     def _tell(self) -> None:
-        while self._result is not None and self._waiting:
-            self._waiting.pop(0).callback(self._result)
+        while self._results and self._waiting:
+            self._waiting.pop(0).callback(self._results[0])
 
 
 class SimulatedHost(JoinLink):
@@ -185,18 +177,19 @@ class SimulatedHost(JoinLink):
         limits: Limits | None = None,
     ) -> None:
         super().__init__(clock, limits or Limits(), hello, token)
-        self.name = hello.host
-        self.end: Event | None = None
-        """What ended it: a Reject, an Abort, a LinkEnded, or a message out of its turn; None while it lives."""
+        self.world: Assignment | None = None
+        """What it was told of the world; None before that has formed."""
         self.finished = False
-        """Whether its ranks have exited; a connection that is gone after that is as it should be."""
+        """Whether its ranks have exited."""
+        self.failure: HostEndedError | None = None
+        """What ended it, unless it finished."""
+        self._devices = len(hello.local_devices)
         self._train_secs = train_secs
         self._code = code
         self._training: IDelayedCall | None = None
-        self._world: WorldFormed | None = None
         self._accepted = Once[Accept]()
-        self._formed = Once[WorldFormed]()
-        self._ended = Once[Event]()
+        self._formed = Once[Assignment]()
+        self._ended = Once[HostEndedError | None]()
         self.deliver_to(self._heard)
 
     def join(self, endpoint: IStreamClientEndpoint) -> Deferred[SimulatedHost]:
@@ -211,26 +204,18 @@ class SimulatedHost(JoinLink):
         """Fires with the Accept, whose ``ranks`` are this host's; HostEndedError where it ends before."""
         return self._accepted.wait()
 
-    def when_formed(self) -> Deferred[WorldFormed]:
-        """Fires when the world has formed; HostEndedError where this host ends before."""
+    def when_formed(self) -> Deferred[Assignment]:
+        """Fires with what it is told of the world; HostEndedError where it ends before."""
         return self._formed.wait()
 
-    def when_ended(self) -> Deferred[Event]:
-        """Fires with what ends it; ``gone`` fires when its connection is gone, which may be later."""
+    def when_ended(self) -> Deferred[HostEndedError | None]:
+        """Fires with None once it has finished and its connection is gone, and else with what ended it; never fails."""
         return self._ended.wait()
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Its ranks, none before the Accept."""
         return self.talk.ranks
-
-    @property
-    def envelope(self) -> dict[str, Any]:
-        """What the controller said of the world, as in flodl's envelope; RuntimeError before it has formed."""
-        if self._world is None:
-            raise RuntimeError("the world has not formed yet: wait for when_formed()")
-        envelope: dict[str, Any] = json.loads(bytes.fromhex(self._world.envelope_hex))
-        return envelope
 
     def finish(self) -> None:
         """Have every rank exit now, and leave."""
@@ -252,27 +237,56 @@ class SimulatedHost(JoinLink):
         self.greet()
 
     def _heard(self, event: Event) -> None:
-        if self.end is not None:
+        if self.failure is not None:
             return
         match event:
-            case Accept():
+            case Accept() if len(event.ranks) == self._devices:
                 self._accepted.happened(event)
-            case WorldFormed() if self.ranks and self._world is None:
-                self._world = event
-                if self._train_secs is not None:
-                    self._training = self._clock.callLater(self._train_secs, self.finish)
-                self._formed.happened(event)
+            case WorldFormed() if self.ranks and self.world is None:
+                self._told(event)
+            case LinkEnded(fault=False) if self.finished:
+                self._ended.happened(None)
             case _:
-                self._over(event)
+                self._over(HostEndedError(self._why(event), event))
 
-    def _over(self, event: Event) -> None:
-        self.end = event
+    def _told(self, formed: WorldFormed) -> None:
+        peer = None if self.transport is None else self.transport.getPeer()
+        dialed = (peer.host, peer.port) if isinstance(peer, IPv4Address | IPv6Address) else ("", 0)
+        try:
+            self.world = read_envelope(
+                formed.envelope_hex, devices=self._devices, dialed=dialed, data_path=None, gpu_ram_share=None
+            )
+        except ValueError as error:
+            self._over(HostEndedError(f"the controller's world cannot be used: {error}", formed))
+            return
+        if self._train_secs is not None:
+            self._training = self._clock.callLater(self._train_secs, self.finish)
+        self._formed.happened(self.world)
+
+    def _why(self, event: Event) -> str:
+        host = self._hello.host
+        step = "its ranks had ended" if self.world else "the world had formed" if self.ranks else "it was accepted"
+        match event:
+            case Accept():
+                return f"the controller gave {host} {len(event.ranks)} ranks for {self._devices} devices"
+            case Reject():
+                return f"{host} was refused: {shortened(event.reason, MAX_REASON_CHARS)}"
+            case Abort():
+                return aborted(event.reason).text
+            case LinkEnded(fault=True):
+                return f"what {host} dialed does not answer as a controller does: {event.how}"
+            case LinkEnded():
+                cause = "" if self.ranks else "; most likely its token is not the run's"
+                return f"the controller ended the link of {host} before {step} ({event.how}){cause}"
+        return f"the controller sent {host} {type(event).__name__} before {step}, which is out of its turn"
+
+    def _over(self, why: HostEndedError) -> None:
+        self.failure = why
         self._stop_training()
         self.close()
-        self._ended.happened(event)
-        failure = Failure(HostEndedError(self.name, event, accepted=bool(self.ranks)))
-        self._accepted.happened(failure)
-        self._formed.happened(failure)
+        self._ended.happened(why)
+        self._accepted.happened(Failure(why))
+        self._formed.happened(Failure(why))
 
     def _stop_training(self) -> None:
         if self._training is not None and self._training.active():

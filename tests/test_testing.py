@@ -11,8 +11,7 @@ from twisted.internet.error import ConnectionLost, ConnectionRefusedError  # noq
 from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 
-from flodl_tw.agent.link import LinkEnded
-from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed, encode_join
+from flodl_tw.core.messages import Abort, Accept, JoinMessage, Reject, WorldFormed, encode_join
 from flodl_tw.run import RunSettings
 from flodl_tw.testing import ClockedController, HostEndedError, SimulatedHost, make_hello
 from tests.agent.links import HandReactor
@@ -41,14 +40,12 @@ class HostTestCase(PumpedTestCase):
         pump(self.door, [self.wire])
 
     def ended(self, host: SimulatedHost) -> HostEndedError:
-        """Why the world will not form for it; its connection is gone, and nothing of it waits."""
+        """Why it ended without a finish; its connection is gone, and nothing of it waits."""
         self.successResultOf(host.gone)
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        error = self.failureResultOf(host.when_formed(), HostEndedError).value
-        assert isinstance(error, HostEndedError)
-        self.assertEqual(self.successResultOf(host.when_ended()), error.end)
-        self.assertEqual(host.end, error.end)
-        return error
+        assert host.failure is not None
+        self.assertIs(self.successResultOf(host.when_ended()), host.failure)
+        return host.failure
 
 
 class TestSteps(HostTestCase):
@@ -62,13 +59,13 @@ class TestSteps(HostTestCase):
                 self.assertNoResult(accepted)
                 self.pump()
                 self.assertEqual((self.successResultOf(accepted).ranks, host.ranks), ((0, 1), (0, 1)))
-                self.assertIsInstance(self.successResultOf(formed), WorldFormed)
-                self.assertEqual((host.envelope["world_size"], host.envelope["worker"]["ranks"]), (2, [0, 1]))
+                world = self.successResultOf(formed)
+                self.assertEqual((world.world_size, world.num_workers, world.ranks), (2, 1, (0, 1)))
                 self.pump(4.9)
                 self.assertNoResult(ended)
                 self.pump(0.1)
-                self.assertEqual(self.successResultOf(ended), LinkEnded("closed"))
-                self.assertTrue(host.finished)
+                self.assertIsNone(self.successResultOf(ended))
+                self.assertEqual((host.finished, host.failure, self.clock.getDelayedCalls()), (True, None, []))
                 self.assertEqual(self.door.state()["phase"], "done")
                 # Who asks late is told all the same.
                 self.assertEqual(self.successResultOf(host.when_accepted()).ranks, (0, 1))
@@ -102,59 +99,82 @@ class TestSteps(HostTestCase):
         self.successResultOf(second)
         self.failureResultOf(third, CancelledError)
 
-    def test_there_is_no_envelope_before_the_world(self) -> None:
-        host = self.connect(ClockedController())
-        with self.assertRaisesRegex(RuntimeError, r"^the world has not formed yet: wait for when_formed\(\)$"):
-            _ = host.envelope
-
 
 class TestEnds(HostTestCase):
     """Whoever waits hears of an end that comes before."""
 
     def test_a_refusal(self) -> None:
         host = self.connect(ClockedController(RunSettings(dataset_sig=b"\xab" * 32)))
-        accepted = host.when_accepted()
+        accepted, formed = host.when_accepted(), host.when_formed()
         self.pump()
-        error = self.failureResultOf(accepted, HostEndedError).value
-        self.assertRegex(str(error), "^host 'gpu-a' was refused: dataset-mismatch: ")
-        self.assertIsInstance(self.ended(host).end, Reject)
+        error = self.ended(host)
+        self.assertRegex(str(error), "^gpu-a was refused: dataset-mismatch: ")
+        self.assertIsInstance(error.event, Reject)
+        for waiting in (accepted, formed, host.when_formed()):
+            self.assertIs(self.failureResultOf(waiting, HostEndedError).value, error)
 
     def test_an_abort_while_it_trains(self) -> None:
         host = self.connect(ClockedController(window(target_ranks=2)))
         self.pump()
         self.door.controller.run.abort("fire drill", "10.0.0.9")
         self.pump()
-        self.assertEqual(host.end, Abort("aborted by the operator: fire drill"))
+        error = self.ended(host)
+        self.assertEqual(str(error), "the run was aborted: aborted by the operator: fire drill")
+        self.assertEqual(error.event, Abort("aborted by the operator: fire drill"))
         self.assertFalse(host.finished)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_an_abort_before_the_world(self) -> None:
         host = self.connect(ClockedController(window(min_rank_start=9)))
         self.pump()
         self.pump(600)
-        error = self.ended(host)
-        self.assertRegex(str(error), "^host 'gpu-a' was told that the run is aborted: quorum not met: ")
+        self.assertRegex(str(self.ended(host)), "^the run was aborted: quorum not met: ")
+        self.failureResultOf(host.when_formed(), HostEndedError)
+        self.successResultOf(host.when_accepted())
 
     def test_a_connection_that_is_lost(self) -> None:
-        host = self.connect(ClockedController(window(min_rank_start=9)))
-        self.pump()
-        self.wire.near.lose(ConnectionLost())
-        self.assertEqual(str(self.ended(host)), "host 'gpu-a' has no connection any more: lost")
+        for settings, step in ((window(min_rank_start=9), "the world had formed"), (window(), "its ranks had ended")):
+            with self.subTest(step):
+                host = self.connect(ClockedController(settings), train_secs=None)
+                self.pump()
+                self.pump(300)
+                self.wire.near.lose(ConnectionLost())
+                self.assertEqual(str(self.ended(host)), f"the controller ended the link of gpu-a before {step} (lost)")
 
     def test_a_wrong_token(self) -> None:
         host = self.connect(ClockedController(token=TOKEN))
         self.pump()
-        text = "host 'gpu-a' has no reply to its hello (closed): most likely its token is not the run's"
-        self.assertEqual(str(self.ended(host)), text)
+        self.assertEqual(
+            str(self.ended(host)),
+            "the controller ended the link of gpu-a before it was accepted (closed); "
+            "most likely its token is not the run's",
+        )
 
-    def test_a_message_out_of_its_turn(self) -> None:
-        host = self.connect(ClockedController(token=TOKEN), token=TOKEN)
-        world = WorldFormed("7b7d", None)
-        for message in (world, Accept((0, 1), None, 600)):
-            host.dataReceived(encode_join(TOKEN, 4, message))
-        self.door.clock.advance(0)
-        error = self.ended(host)
-        self.assertEqual((str(error), error.end), ("host 'gpu-a' was sent a WorldFormed out of its turn", world))
+    def test_what_no_controller_of_ours_says(self) -> None:
+        accept, world, abort = Accept((0, 1), None, 600), WorldFormed("7b7d", None), Abort("over")
+        table: tuple[tuple[tuple[JoinMessage, ...], str], ...] = (
+            ((world, accept), "the controller sent gpu-a WorldFormed before it was accepted, which is out of its turn"),
+            ((accept, HELLO), "the controller sent gpu-a Hello before the world had formed, which is out of its turn"),
+            ((Accept((7,), None, 600),), "the controller gave gpu-a 1 ranks for 2 devices"),
+            (
+                (accept, world),
+                "the controller's world cannot be used: the envelope's world_size is missing: "
+                "it must be a whole number from 1 to 2147483648",
+            ),
+            ((accept, abort, world), "the run was aborted: over"),
+            (
+                (accept, accept),
+                "what gpu-a dialed does not answer as a controller does: "
+                "closed by us, for the Accept came after an Accept",
+            ),
+        )
+        for messages, text in table:
+            with self.subTest(text):
+                host = self.connect(ClockedController(token=TOKEN), token=TOKEN)
+                for message in messages:
+                    host.dataReceived(encode_join(TOKEN, 4, message))
+                self.door.clock.advance(0)
+                self.assertEqual(str(self.ended(host)), text)
+                self.assertIsNone(host.world)
 
 
 class TestEndpoints(PumpedTestCase):
@@ -185,7 +205,7 @@ class TestEndpoints(PumpedTestCase):
         self.addCleanup(transport.handle.close)
         host.dataReceived(encode_join(TOKEN, 4, Reject("window-closed: late")))
         error = self.failureResultOf(joined, HostEndedError).value
-        self.assertEqual(str(error), "host 'gpu-a' was refused: window-closed: late")
+        self.assertEqual(str(error), "gpu-a was refused: window-closed: late")
 
     def test_a_factory_makes_one(self) -> None:
         made: Deferred[Any] = self.endpoint.connect(Factory.forProtocol(partial(SimulatedHost, self.reactor, HELLO)))

@@ -1,31 +1,125 @@
-"""``rehearse``: hosts that are none, against a running controller."""
+"""``flodl-tw rehearse``: simulated hosts that join a running controller, so that what watches it can be tried.
+
+Behind them is neither a GPU nor a process, only what a host says.
+``Rehearsal._play`` is the whole story, in one reading.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, Final, NoReturn
 
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, FirstError, gatherResults, succeed
+from twisted.internet.defer import TimeoutError as NoAnswerError
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
+
+from flodl_tw import sockets
+from flodl_tw.agent.agent import CHECK, REPLY_SECS
+from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
+from flodl_tw.agent.link import LinkEnded
+from flodl_tw.agent.outcome import MAX_REASON_CHARS, SILENT_CLOSES, closed_silently, signal_name
+from flodl_tw.agent.process import SAME_SECS
+from flodl_tw.agent.spawn import ENDING
 from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
+from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import counted, printable, shortened
+from flodl_tw.core.messages import SIGNATURE_BYTES, Hello, Reject
+from flodl_tw.core.refusals import RefusalCode
+from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
+from flodl_tw.options import OptionReader
+from flodl_tw.state_folder import given_token
+from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
 
-if TYPE_CHECKING:
-    from flodl_tw.cli.rehearsed import Bad, Plan
-    from flodl_tw.options import OptionReader
-
-MOST_HOSTS: Final = 4096
-MOST_GPUS: Final = 256
-MOST_SECS: Final = 7 * 24 * 3600
+NAME: Final = "rehearsal"
+"""What every host's name begins with, so that nobody takes one for a machine."""
 SPARE_DESCRIPTORS: Final = 64
 """What this process needs beside a connection a host."""
+AT_ONCE: Final = 64
+"""Hosts that dial at the same time: far below the pending connections that a controller takes from one address."""
+LONGEST_WAIT: Final = 1 << 31
+"""Seconds, of all that a controller may name."""
+BAD: Final[Mapping[str, tuple[RefusalCode, dict[str, Any]]]] = {
+    "nccl": (RefusalCode.NCCL_MISMATCH, {"nccl_version": (2, 26, 5)}),
+    "vendor": (
+        RefusalCode.VENDOR_MISMATCH,
+        {"gpus": ("AMD Instinct MI300X (192GB, gfx942)",), "libtorch": "precompiled/rocm6.4"},
+    ),
+    "dataset": (RefusalCode.DATASET_MISMATCH, {"dataset_sig": b"\xba\xdd" * (SIGNATURE_BYTES // 2)}),
+    "duplicate": (RefusalCode.DUPLICATE_HOST, {}),
+}
+"""The kinds of hosts that a controller is to refuse: with which word, and how their hello differs from a good one's."""
+
+
+@dataclass(slots=True, eq=False)
+class Player:
+    """One simulated host, and how it fares.  ``bad`` is the kind of one that is to be refused."""
+
+    hello: Hello
+    bad: str | None = None
+    link: SimulatedHost | None = None
+    """Its last connection."""
+    refusal: str | None = None
+    """The Reject's reason."""
+
+    @property
+    def name(self) -> str:
+        """The host, for people."""
+        return f"a second {self.hello.host}" if self.bad == "duplicate" else self.hello.host
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the controller has accepted it."""
+        return self.link is not None and self.link.ranks != ()
+
+    @property
+    def word(self) -> str:
+        """The first word of its refusal."""
+        return shortened((self.refusal or "").partition(":")[0], 64)
+
+    def verdict(self) -> tuple[bool, str]:
+        """Whether a bad host fared as it should, and how; one without an answer did no wrong."""
+        due = BAD[self.bad][0].value if self.bad else ""
+        if self.is_in:
+            note = " (a controller with --backend cpu does not look at that)" if self.bad in ("nccl", "vendor") else ""
+            return False, f"{self.name} is in, and was to be refused with {due}{note}"
+        well = self.refusal is None or self.word == due
+        return well, f"{self.name} is refused, {'as it should be' if well else f'and not with {due}'}: {self.refusal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is rehearsed.  ``secs`` is how long the ranks train; ``token`` is 16 bytes."""
+
+    controller: tuple[str, int]
+    hosts: int = 4
+    gpus: int = 8
+    bad: tuple[str, ...] = ()
+    secs: float = 60.0
+    token: bytes | None = field(default=None, repr=False)
+    scale: float = 1.0
+
+    def good_hosts(self) -> list[Player]:
+        """Those that are to be in."""
+        digits = max(2, len(str(self.hosts)))
+        names = (f"{NAME}-{number:0{digits}}" for number in range(1, self.hosts + 1))
+        return [Player(make_hello(name, self.gpus, nccl_version=(2, 27, 3))) for name in names]
+
+    def bad_hosts(self) -> list[Player]:
+        """Those that are to be refused, with a GPU each: one that is let in shall not fill the world by itself."""
+        first = self.good_hosts()[0].hello
+        names = [first.host if kind == "duplicate" else f"{NAME}-bad-{kind}" for kind in self.bad]
+        alike = [replace(first, host=name, local_devices=b"\0", gpus=first.gpus[:1]) for name in names]
+        return [Player(replace(hello, **BAD[kind][1]), kind) for hello, kind in zip(alike, self.bad, strict=True)]
 
 
 def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
     """Join simulated hosts to a controller, train for a while, and tell whether all went as it should."""
-    from flodl_tw.agent.dial import ATTEMPTS, Dialer
-    from flodl_tw.cli.rehearsal import Rehearsal
-    from flodl_tw.limits import Limits, scaled
-
     plan = read_plan(options, environ)
     reactor = make_reactor()
     dialer = Dialer(
@@ -33,22 +127,18 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
         *plan.controller,
         attempts=scaled(ATTEMPTS, plan.scale),
         connect_secs=Limits.at(plan.scale).connect,
-        say=once(say),
+        # Many hosts meet with the same fault, and it is told once.
+        say=cache(say),
     )
     printer = Printer()
     rehearsal = Rehearsal(reactor, plan, dialer.dial, printer.show, say)
-    reactor.callWhenRunning(_catch_signals, reactor, rehearsal.stop)
+    reactor.callWhenRunning(_catch_signals, reactor, reactor, rehearsal.stop)
     status = run_to_end(reactor, rehearsal.run, handlers=True)
     return 1 if printer.failed else status
 
 
 def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
     """What is to be rehearsed; SettingError for the first option that cannot be used."""
-    from flodl_tw.cli.rehearsed import GPUS, HOSTS, SECS, Plan
-    from flodl_tw.limits import SCALE_VARIABLE, parse_scale
-    from flodl_tw.options import OptionReader
-    from flodl_tw.state_folder import given_token
-
     texts = OptionReader(options, environ)
     controller = controller_of(texts)
     scale, warning = parse_scale(texts.variable(SCALE_VARIABLE))
@@ -56,67 +146,229 @@ def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
         say(warning)
     plan = Plan(
         controller,
-        hosts=texts.whole("hosts", 1, MOST_HOSTS, HOSTS),
-        gpus=texts.whole("gpus", 1, MOST_GPUS, GPUS),
+        hosts=texts.whole("hosts", 1, 4096, 4),
+        gpus=texts.whole("gpus", 1, 256, 8),
         bad=_kinds(texts),
-        secs=texts.decimal("secs", MOST_SECS, SECS),
+        secs=texts.decimal("secs", 7 * 24 * 3600, 60.0),
         token=given_token(texts)[0],
         scale=scale,
     )
-    _check_descriptors(texts, plan)
+    most = sockets.raise_descriptor_limit() - SPARE_DESCRIPTORS
+    if plan.hosts + len(plan.bad) > most:
+        why = f"this process may open enough connections for {max(most, 0)}"
+        raise SettingError(texts.source("hosts"), plan.hosts, why, "give fewer, or raise the limit with ulimit -n")
     return plan
 
 
-def _kinds(texts: OptionReader) -> tuple[Bad, ...]:
-    from flodl_tw.cli.rehearsed import Bad
-
-    known = {bad.kind: bad for bad in Bad}
-    words = [word.strip() for word in (texts.get("bad") or "").split(",")]
-    if words == [""]:
+def _kinds(texts: OptionReader) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in (texts.get("bad") or "").split(",")))
+    if words == ("",):
         return ()
-    if not set(words) <= set(known):
-        raise texts.wrong("bad", f"the kinds are {', '.join(known)}", "give some of them, with commas between")
-    return tuple(known[word] for word in dict.fromkeys(words))
+    if not set(words) <= set(BAD):
+        raise texts.wrong("bad", f"the kinds are {', '.join(BAD)}", "give some of them, with commas between")
+    return words
 
 
-def _check_descriptors(texts: OptionReader, plan: Plan) -> None:
-    from flodl_tw import sockets
-
-    most = sockets.raise_descriptor_limit() - SPARE_DESCRIPTORS
-    if plan.hosts + len(plan.bad) > most:
-        raise SettingError(
-            texts.source("hosts"),
-            plan.hosts,
-            f"this process may open enough connections for {max(most, 0)}",
-            "give fewer, or raise the limit with ulimit -n",
-        )
-
-
-def once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """The same, but no line twice: many hosts meet with the same fault."""
-    told: set[str] = set()
-
-    def tell_once(line: str) -> None:
-        if line not in told:
-            told.add(line)
-            tell(line)
-
-    return tell_once
-
-
-def _catch_signals(reactor: Any, stop: Callable[[str], None]) -> None:
+def _catch_signals(clock: IReactorTime, reactor: IReactorFromThreads, stop: Callable[[str], None]) -> None:
     """Have ``stop`` called with the name of each SIGTERM and SIGINT.  It follows on the reactor's own handlers."""
-    from flodl_tw.agent.outcome import signal_name
-    from flodl_tw.agent.process import SAME_SECS
-    from flodl_tw.agent.spawn import ENDING
-
     last: dict[int, float] = dict.fromkeys(ENDING, -SAME_SECS)
 
     def came(number: int) -> None:
-        before, last[number] = last[number], reactor.seconds()
+        before, last[number] = last[number], clock.seconds()
         if last[number] >= before + SAME_SECS:
             stop(signal_name(number))
 
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda received, frame: reactor.callFromThread(came, received))
+
+
+@dataclass(eq=False)
+class Rehearsal:
+    """Plays a plan against a controller.
+
+    ``dial`` gives a connection of the factory's.  ``say`` gets a line at each
+    step, and ``complain`` one for each thing that did not go as it should.
+    """
+
+    clock: IReactorTime
+    plan: Plan
+    dial: Callable[[Factory], Awaitable[SimulatedHost]]
+    say: Callable[[str], None]
+    complain: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._good = self.plan.good_hosts()
+        self._bad = self.plan.bad_hosts()
+        self._reply_secs = scaled(REPLY_SECS, self.plan.scale)
+        self._endpoint = show_endpoint(*self.plan.controller)
+        self._world_due = 0.0
+        self._training: Deferred[None] | None = None
+        self._story: Deferred[None] = succeed(None)
+        self._leaving: Deferred[list[tuple[bool, None]]] = succeed([])
+        self._broken: str | None = None
+        """Why the story did not go on to its end; the first cause."""
+        self._stops = 0
+
+    async def run(self) -> int:
+        """Play it; gives the exit status: 0 where all went as it should."""
+        self._story = Deferred.fromCoroutine(self._play())
+        try:
+            await self._story
+        except (CancelledError, FirstError, HostEndedError):
+            if self._broken is None:
+                raise
+        await self._leave()
+        wrong = [] if self._broken is None else [self._broken]
+        wrong += refusals(self._good)
+        wrong += [text for well, text in map(Player.verdict, self._bad) if not well]
+        for fault in wrong:
+            self.complain(printable(f"not as it should be: {fault}"))
+        if not wrong:
+            self.say("all went as it should")
+        return 1 if wrong else 0
+
+    def stop(self, signal_name: str) -> None:
+        """End the training early, with clean exits; a second time, end at once."""
+        self._stops += 1
+        if self._stops > 1:
+            self._break_off(f"ended at once by {signal_name}")
+            self._leaving.cancel()
+        elif self._training is None:
+            self._break_off(f"stopped by {signal_name} before the world had formed")
+        elif not self._training.called:
+            self.say(f"{signal_name}: the training ends now; a second one leaves without a word")
+            self.clock.callLater(0, self._training.callback, None)
+
+    async def _play(self) -> None:
+        plan = self.plan
+        first, *others = self._good
+        hosts = counted(plan.hosts, "host")
+        self.say(f"{hosts} with {counted(plan.gpus, 'GPU')}{' each' if others else ''}: dialing {self._endpoint}")
+        # The first finds out what all would.  The last waits for those that are to be refused: with it the world may
+        # be complete, and its window closed.
+        await self._admit([first])
+        await self._admit(others[:-1])
+        if self._members():
+            await self._admit(self._bad)
+            for _, verdict in map(Player.verdict, self._bad):
+                self.say(printable(verdict))
+        await self._admit(others[-1:])
+        for refused in refusals(self._good):
+            self.say(printable(refused))
+        joined = sum(host.is_in for host in self._good)
+        told = f"all joined: {hosts}" if joined == plan.hosts else f"{joined} of {hosts} joined,"
+        self.say(f"{told} with {counted(joined * plan.gpus, 'rank')}")
+        if self._members():
+            await self._form()
+            self._training = Deferred()
+            await self._training.addTimeout(plan.secs, self.clock, onTimeoutCancel=lambda result, secs: None)
+            await self._part()
+
+    def _members(self) -> list[SimulatedHost]:
+        return [host.link for host in (*self._good, *self._bad) if host.link is not None and host.is_in]
+
+    async def _admit(self, hosts: Sequence[Player]) -> None:
+        """Have these hosts dial, not too many at once, until each has its answer."""
+        left = iter(hosts)
+
+        async def dial_on() -> None:
+            for host in left:
+                await self._join(host)
+
+        await gatherResults([Deferred.fromCoroutine(dial_on()) for _ in hosts[:AT_ONCE]], consumeErrors=True)
+
+    async def _join(self, host: Player) -> None:
+        """One host's dial, hello and answer; a hello that is closed without a word is sent again, as real hosts do."""
+        plan, limits = self.plan, Limits.at(self.plan.scale)
+        make = partial(SimulatedHost, self.clock, host.hello, token=plan.token, train_secs=None, limits=limits)
+        for attempt in range(SILENT_CLOSES):
+            if attempt:
+                await deferLater(self.clock, PAUSE_SECS)
+            try:
+                host.link = await self.dial(Factory.forProtocol(make))
+                accept = await host.link.when_accepted().addTimeout(self._reply_secs, self.clock)
+            except DialError as error:
+                await self._fail(f"{error}: {CHECK}")
+            except NoAnswerError:
+                await self._fail(f"{self._endpoint} said nothing in time, though it holds the connection")
+            except HostEndedError as why:
+                if isinstance(why.event, Reject):
+                    host.refusal = shortened(why.event.reason, MAX_REASON_CHARS)
+                    return
+                if not isinstance(why.event, LinkEnded) or why.event.fault:
+                    await self._fail(str(why))
+            else:
+                host.link.when_ended().addCallback(self._break_off)
+                wait = min(accept.formation_wait_secs, LONGEST_WAIT)
+                self._world_due = max(self._world_due, self.clock.seconds() + wait)
+                return
+        await self._fail(closed_silently(self._endpoint, has_token=plan.token is not None).text)
+
+    async def _form(self) -> None:
+        """Until the last host has its world, at most as long as real hosts wait for it."""
+        members = self._members()
+        secs = max(0.0, self._world_due - self.clock.seconds())
+        if any(link.world is None for link in members):
+            self.say(f"waiting for the world, {secs:.0f} s at most")
+        deadline = self.clock.seconds() + secs + self._reply_secs
+        try:
+            for link in members:
+                left = max(0.0, deadline - self.clock.seconds())
+                world = await link.when_formed().addTimeout(left, self.clock)
+        except NoAnswerError:
+            await self._fail("the controller has neither formed the world nor aborted it in time")
+        others = world.world_size - sum(len(link.ranks) for link in members)
+        self.say(
+            f"the world has formed: {counted(world.world_size, 'rank')} on {counted(world.num_workers, 'host')}"
+            f"{f', {others} of the ranks not from here' if others else ''}; training for {self.plan.secs:g} s"
+        )
+
+    async def _part(self) -> None:
+        """Every rank ends with 0, and every connection with its last rank."""
+        for link in self._members():
+            if self._broken is not None:
+                return
+            link.finish()
+            # Thousands of hosts take long enough for a signal to come in between.
+            await deferLater(self.clock, 0)
+        self.say("the training has ended: every rank has exited with 0")
+
+    async def _leave(self) -> None:
+        """Leave no connection open; each has a moment to end by itself, unless we are to end at once."""
+        links = [host.link for host in (*self._good, *self._bad) if host.link is not None]
+        for link in links:
+            link.close()
+        if self._stops <= 1:
+            self._leaving = DeferredList([link.gone for link in links], consumeErrors=True)
+            await self._leaving
+
+    def _break_off(self, why: object) -> None:
+        """End the story, unless it is the end of a host that is as it should be."""
+        if why is not None:
+            self._broken = self._broken or str(why)
+            # The story may be what called us, so it is ended in the next turn.
+            self.clock.callLater(0, self._end_story)
+
+    def _end_story(self) -> None:
+        self._story.cancel()
+
+    async def _fail(self, why: str) -> NoReturn:
+        """Go no further."""
+        self._break_off(why)
+        await Deferred()
+        raise AssertionError("nothing but a cancel ends this wait")
+
+
+def refusals(hosts: Sequence[Player]) -> list[str]:
+    """Those of the hosts that were refused: a line for each first word, since thousands may be refused alike."""
+    alike: dict[str, list[Player]] = {}
+    for host in hosts:
+        if host.refusal is not None:
+            alike.setdefault(host.word, []).append(host)
+    return [f"{_named(refused)} refused: {refused[0].refusal}" for refused in alike.values()]
+
+
+def _named(hosts: Sequence[Player]) -> str:
+    names = ", ".join(host.name for host in hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    return f"{names} is" if len(hosts) == 1 else f"{len(hosts)} hosts ({names}) are"
