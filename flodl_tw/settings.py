@@ -23,7 +23,7 @@ from flodl_tw.run import AfterRun, OnLoss, RunSettings
 from flodl_tw.state_folder import default_state_dir, given_token, readable_token
 
 if TYPE_CHECKING:
-    from flodl_tw.fdl.cluster import ClusterFile, RosterEntry
+    from flodl_tw.fdl.cluster import ClusterFile
 
 NAMES: Final = (
     *("cluster", "port", "port-file", "interface", "min-rank-start", "target-ranks", "join-timeout"),
@@ -215,19 +215,9 @@ def _launch(given: OptionReader, cluster: ClusterFile | None) -> LaunchSettings:
         ceiling = given.whole("frame-ceiling", 4096, 1 << 40, RelaySettings().frame_ceiling)
         relay = RelaySettings(data_channel=given.get("data") is not None, frame_ceiling=ceiling)
     share = None if cluster is None else cluster.gpu_ram_share
-    roster = {} if cluster is None else {host: _worker_fields(entry, share) for host, entry in cluster.roster.items()}
+    roster = {} if cluster is None else {host: entry.fields for host, entry in cluster.roster.items()}
     walk_in = WorkerFields(nccl_socket_ifname=given.text("nccl-socket-ifname") or "", gpu_ram_share=share)
     return LaunchSettings(roster, walk_in, relay)
-
-
-def _worker_fields(entry: RosterEntry, share: float | None) -> WorkerFields:
-    return WorkerFields(
-        nccl_socket_ifname=entry.nccl_socket_ifname,
-        path=entry.path,
-        arch=entry.arch,
-        data_path=entry.data_path,
-        gpu_ram_share=share if entry.gpu_ram_share is None else entry.gpu_ram_share,
-    )
 
 
 def _allowed_hosts(given: OptionReader) -> tuple[str, ...]:

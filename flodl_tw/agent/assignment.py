@@ -75,7 +75,7 @@ def read_envelope(
     if len(set(ranks)) != len(ranks):
         raise worker.wrong("ranks", f"a list of different ranks, not {list(ranks)}")
     Fields(envelope, "the envelope's ", shows=False).from_hex("salt", SALT_BYTES)
-    own: dict[str, object] = {"data_path": _unicode(data_path), "gpu_ram_share": gpu_ram_share}
+    own: dict[str, object] = {"data_path": data_path, "gpu_ram_share": gpu_ram_share}
     told = {
         **envelope,
         "controller": {**controller.values, "host": dialed[0], "port": dialed[1]},
@@ -109,14 +109,6 @@ def _group(fields: Fields) -> Group | None:
     if "\0" in run_id:
         raise group.wrong("run_id", "a text without NUL")
     return Group(rank, size, run_id, store=group.flag("store"), reports=group.flag("reports"))
-
-
-def _unicode(data_path: str | None) -> str | None:
-    try:
-        (data_path or "").encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"the data path {data_path!r} is not UTF-8, and the envelope takes nothing else") from None
-    return data_path
 
 
 def _encode(value: Mapping[str, object], what: str, variable: str) -> str:

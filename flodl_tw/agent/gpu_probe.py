@@ -46,13 +46,11 @@ class Tool:
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = words[0]
         self.error: str | None = None
-        """Why there is no answer, or what was wrong besides."""
+        """Why there is no answer, or what was wrong besides; None as well where there is no such tool."""
         self.status: int | None = None
         """How it ended."""
         self._process: subprocess.Popen[bytes] | None = None
         found = shutil.which(self.name, path=environ.get("PATH", os.defpath))
-        self.absent = found is None
-        """Whether there is no such tool."""
         if found is not None:
             try:
                 self._process = subprocess.Popen(  # noqa: S603  found on the user's own PATH
@@ -146,17 +144,17 @@ class Probe:
         if tool.error is not None and "compute_cap" in tool.error + text:
             tool = Tool(OLD_NVIDIA, self._environ)
             text = tool.answer(deadline)
-        if tool.absent or (tool.error is not None and tool.status != INFOROM_STATUS):
+        if tool.error is not None and tool.status != INFOROM_STATUS:
             return [], tool.error
         other = [line for line in text.split("\n") if line.strip() and _nvidia_gpu(line) is None]
         return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else tool.error
 
     def _ask_amd(self, deadline: float) -> tuple[list[Gpu], str | None]:
         # It fails where one card does not tell one thing, and has told the rest.
-        gpus = parse_amd(self._amd.answer(deadline))
-        if gpus or self._amd.absent:
-            return gpus, None
-        return [], self._amd.error or "rocm-smi lists no GPU that can be read"
+        text = self._amd.answer(deadline)
+        gpus = parse_amd(text)
+        unread = "rocm-smi lists no GPU that can be read" if text else None
+        return gpus, None if gpus else self._amd.error or unread
 
 
 def clean(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 from flodl_tw.core.addresses import FDL_PORT
 from flodl_tw.core.tokens import parse_token
 from flodl_tw.core.window import StartMode, WindowSettings
+from flodl_tw.core.world import WorkerFields
 from flodl_tw.fdl.yaml_document import read_document
 from flodl_tw.fdl.yaml_nodes import Block, Value, known_keys, shown
 from flodl_tw.options import by_word
@@ -27,17 +28,16 @@ FDL_KEYS: Final = ("description", "commands", "join", "publish", "inherit-from")
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """A worker of the file; ``local_devices`` is None for all, ``ranks`` is empty where the file can't tell them."""
+    """A worker of the file; ``local_devices`` is None for all, ``ranks`` is empty where the file can't tell them.
+
+    ``fields`` are sent to it; the fleet's share of memory is its own where it has none.
+    """
 
     host: str
     ranks: tuple[int, ...]
     local_devices: tuple[int, ...] | None
-    nccl_socket_ifname: str
-    path: str
-    arch: str | None
-    data_path: str | None
-    gpu_ram_share: float | None
     tunnel: bool
+    fields: WorkerFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_devices(value: Value) -> tuple[int, ...] | None:
     return None
 
 
-def _worker(block: Block) -> RosterEntry:
+def _worker(block: Block, share: float | None) -> RosterEntry:
     block.child("ssh")
     host = block.need("host", "give the name that the worker joins with")
     if not host.word().isprintable() or len(host.text().encode()) > 255:
@@ -99,12 +99,14 @@ def _worker(block: Block) -> RosterEntry:
         host=host.text(),
         ranks=block.get("ranks", lambda ranks: ranks.wholes(0, MAX_COUNT)) or (),
         local_devices=devices,
-        nccl_socket_ifname=block.need("nccl_socket_ifname", "name the interface that NCCL uses there").text(),
-        path=block.need("path", "give the project's folder on that host").word(),
-        arch=block.get("arch", Value.text),
-        data_path=block.get("data_path", Value.text),
-        gpu_ram_share=block.get("gpu_ram_share", Value.share),
         tunnel=bool(block.get("tunnel", Value.flag)),
+        fields=WorkerFields(
+            nccl_socket_ifname=block.need("nccl_socket_ifname", "name the interface that NCCL uses there").text(),
+            path=block.need("path", "give the project's folder on that host").word(),
+            arch=block.get("arch", Value.text),
+            data_path=block.get("data_path", Value.text),
+            gpu_ram_share=block.values["gpu_ram_share"].share() if "gpu_ram_share" in block.values else share,
+        ),
     )
 
 
@@ -128,7 +130,7 @@ def _roster(workers: Sequence[_Worker]) -> Mapping[str, RosterEntry]:
         if worker.entry.host in first:
             raise host.error(f"{first[worker.entry.host].name} has this host, too", "give each worker its own")
         first[worker.entry.host] = worker
-        if len(workers) > 1 and not worker.entry.nccl_socket_ifname.strip():
+        if len(workers) > 1 and not worker.entry.fields.nccl_socket_ifname.strip():
             raise worker.block.values["nccl_socket_ifname"].error(
                 "flodl needs it when there are several workers", "name the interface that NCCL uses there"
             )
@@ -256,10 +258,11 @@ def _cluster(block: Block) -> ClusterFile:
     host = controller.need("host", "give the name or address that workers dial").word()
     port = controller.whole("port", 1, 65535)
     join_block = controller.child("join")
+    share = block.get("gpu_ram_share", Value.share)
     blocks = [item.block(known_keys("worker")) for item in block.get("workers", Value.items) or []]
     if not blocks and not join_block.get("discovery", Value.flag):
         raise block.missing("workers", "list one or more, or set controller.join.discovery: true")
-    roster = _roster([_Worker(worker, _worker(worker)) for worker in blocks])
+    roster = _roster([_Worker(worker, _worker(worker, share)) for worker in blocks])
     join = _join(join_block, roster)
     return ClusterFile(
         host=host,
@@ -268,7 +271,7 @@ def _cluster(block: Block) -> ClusterFile:
         token=join_block.get("token", read_token),
         roster=roster,
         loopback=bool(join.tunnel_only or (roster and all(entry.tunnel for entry in roster.values()))),
-        gpu_ram_share=block.get("gpu_ram_share", Value.share),
+        gpu_ram_share=share,
     )
 
 

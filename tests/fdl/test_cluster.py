@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.window import StartMode
+from flodl_tw.core.world import WorkerFields
 from flodl_tw.fdl.cluster import (
     ClusterFile,
     JoinBlock,
@@ -31,23 +32,15 @@ GPU_A = RosterEntry(
     host="gpu-a",
     ranks=(0, 1),
     local_devices=(0, 1),
-    nccl_socket_ifname="eth0",
-    path="/srv/train",
-    arch="precompiled/cu128",
-    data_path="/data/imagenet",
-    gpu_ram_share=None,
     tunnel=False,
+    fields=WorkerFields("eth0", "/srv/train", "precompiled/cu128", "/data/imagenet", 0.25),
 )
 GPU_B = RosterEntry(
     host="gpu-b",
     ranks=(2, 3),
     local_devices=None,
-    nccl_socket_ifname="eth0",
-    path="/srv/train",
-    arch=None,
-    data_path=None,
-    gpu_ram_share=0.5,
     tunnel=False,
+    fields=WorkerFields("eth0", "/srv/train", gpu_ram_share=0.5),
 )
 WHOLE = ClusterFile(
     host="head.lab",
@@ -162,7 +155,7 @@ class ReadingTests(ClusterFileTestCase):
                 port=1337,
                 join=JoinBlock(min_rank_start=1, target_ranks=1),
                 token=None,
-                roster={"a": RosterEntry("a", (0,), (0,), "", "/", None, None, None, False)},
+                roster={"a": RosterEntry("a", (0,), (0,), False, WorkerFields("", "/"))},
                 loopback=False,
                 gpu_ram_share=None,
             ),
@@ -209,7 +202,7 @@ class ReadingTests(ClusterFileTestCase):
     def test_an_alias_is_what_it_names(self) -> None:
         text = FILE.replace("path: /srv\n      tunnel", "path: &p /data\n      tunnel")
         text = text.replace("path: /srv\n      env", "path: *p\n      env")
-        self.assertEqual([entry.path for entry in self.read(text).roster.values()], ["/data", "/data"])
+        self.assertEqual([entry.fields.path for entry in self.read(text).roster.values()], ["/data", "/data"])
 
     def test_a_token_is_kept_as_bytes_and_never_shown(self) -> None:
         for text in (TOKEN, TOKEN.upper(), f"'{TOKEN}'", "1" * 32, "1" * 15 + "e" + "1" * 16):
