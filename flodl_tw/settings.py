@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.store.wire import StoreLimits
-from flodl_tw.core.tokens import TOKEN_VARIABLE
+from flodl_tw.core.tokens import TOKEN_VARIABLE, shown_path
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
@@ -159,7 +159,7 @@ def _token(given: OptionReader, cluster: ClusterFile | None, open_admission: boo
     token, source = given_token(given)
     asks = "--token-file" if given.get("token-file") is not None else TOKEN_VARIABLE
     if token is None and cluster is not None and cluster.token is not None:
-        token, source, asks = cluster.token, given.get("cluster"), "the cluster file's token"
+        token, source, asks = cluster.token, shown_path(given.get("cluster") or ""), "the cluster file's token"
     if token is not None and open_admission:
         raise SettingError("--open-admission", "", f"{asks} asks for credentialed admission", "drop one of the two")
     return token, source

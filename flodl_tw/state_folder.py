@@ -25,7 +25,7 @@ def given_token(given: OptionReader) -> tuple[bytes | None, str | None]:
     """The token of ``--token-file``, or else of its variable, and the file or variable; it is never an argument."""
     path = given.get("token-file")
     if path is not None:
-        return read_token_file(path, given.source("token-file")), path
+        return read_token_file(path, given.source("token-file")), shown_path(path)
     text = given.variable(TOKEN_VARIABLE)
     return (None, None) if text is None else (parse_token(text, TOKEN_VARIABLE), TOKEN_VARIABLE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -9,7 +10,8 @@ import unittest
 from pathlib import Path
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.state_folder import StateFolder, check_writable, read_token_file, write_atomically
+from flodl_tw.options import OptionReader
+from flodl_tw.state_folder import StateFolder, check_writable, given_token, read_token_file, write_atomically
 
 
 class StateTestCase(unittest.TestCase):
@@ -84,6 +86,19 @@ class TokenTests(StateTestCase):
             read_token_file("00112233445566778899aabbccddeeff")
         self.assertIn("--token-file (not shown): it cannot be read", str(caught.exception))
         self.assertNotIn("00112233", str(caught.exception))
+
+    def test_a_file_that_is_named_like_a_token_is_not_shown_either(self) -> None:
+        name = "00112233445566778899aabbccddeeff"
+        path = self.folder / name
+        path.write_text(name)
+        with contextlib.chdir(self.folder):
+            path.chmod(0o644)
+            with self.assertRaises(SettingError) as caught:
+                read_token_file(name)
+            self.assertNotIn(name, str(caught.exception))
+            path.chmod(0o600)
+            given = given_token(OptionReader({"token-file": name}, {}))
+        self.assertEqual(given, (bytes.fromhex(name), "(not shown)"))
 
     def test_a_folder_has_one_controller(self) -> None:
         first = StateFolder(self.folder, 29500)
