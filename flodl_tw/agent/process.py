@@ -7,11 +7,18 @@ import os
 import select
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.logger import FileLogObserver, FilteringLogObserver, LogLevel, LogLevelFilterPredicate, globalLogBeginner
-from twisted.python.failure import Failure
+from twisted.logger import (
+    FilteringLogObserver,
+    ILogObserver,
+    LogEvent,
+    LogLevel,
+    LogLevelFilterPredicate,
+    eventAsText,
+    globalLogBeginner,
+)
 
 from flodl_tw.agent.agent import Agent
 from flodl_tw.agent.devices import Choice
@@ -22,8 +29,8 @@ from flodl_tw.agent.spawn import ENDING, PASSED_ON, Guardian, raise_descriptor_l
 
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
-SAME_SECS: Final = 0.05
-"""A signal that comes twice as close together is one request: some launchers signal a process and its group."""
+SIGNALS: Final = (*ENDING, *PASSED_ON)
+"""The signals that mean something to an agent or to its ranks."""
 ERR: Final = 2
 
 
@@ -42,7 +49,6 @@ class Agents:
         self._guardian = Guardian(reactor, stop_grace, environ, self.say)
         self._agents: list[Agent] = []
         self._hurried = False
-        self._last_end = (0, 0.0)
         raise_descriptor_limit()
 
     def add(self, settings: AgentSettings, choice: Choice) -> Agent:
@@ -55,6 +61,15 @@ class Agents:
         """A line of ours that is no single host's."""
         self.sink.write(ERR, f"flodl-tw: {line}\n".encode("utf-8", "backslashreplace"))
 
+    def show_log(self, least: str) -> None:
+        """Show what is logged, from the level of this name on, among our lines."""
+        chosen = LogLevelFilterPredicate(LogLevel.levelWithName(least))
+        shown = FilteringLogObserver(cast(ILogObserver, self._show_event), [chosen])
+        globalLogBeginner.beginLoggingTo([shown], redirectStandardIO=False)
+
+    def _show_event(self, event: LogEvent) -> None:
+        self.say(eventAsText(event, includeTimestamp=False, includeSystem=False))
+
     async def run(self) -> list[Outcome]:
         """All of them, until the last has ended; their outcomes in the order of ``add``."""
         outcomes: list[Outcome] = await gatherResults(
@@ -63,13 +78,8 @@ class Agents:
         return outcomes
 
     def signalled(self, number: int) -> None:
-        """A signal came to this process."""
-        if number in ENDING:
-            now = self._reactor.seconds()
-            last, self._last_end = self._last_end, (number, now)
-            if last[0] == number and now < last[1] + SAME_SECS:
-                return
-            self._hurried = True
+        """One of ``SIGNALS`` came to this process."""
+        self._hurried |= number in ENDING
         self._each(lambda agent: agent.signalled(number))
 
     def close(self) -> None:
@@ -92,54 +102,3 @@ class Agents:
     def _each(self, do: Callable[[Agent], None]) -> None:
         for agent in self._agents:
             do(agent)
-
-
-def run_reactor(reactor: Any, agents: Agents, main: Callable[[], Any], *, least_level: Any = LogLevel.warn) -> int:
-    """Run the reactor until ``main``'s coroutine gives an exit status; signals go to the agents.
-
-    Log events of ``least_level`` and above are shown among the agents' lines.
-    """
-    status = [1]
-
-    def finished(result: Any) -> None:
-        if isinstance(result, Failure):
-            agents.say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
-        else:
-            status[0] = result
-        reactor.stop()
-
-    def begin() -> None:
-        # After the reactor's own handlers; they only wake it, as its handlers do.
-        for number in (*ENDING, *PASSED_ON):
-            if signal.getsignal(number) is signal.SIG_IGN:
-                # nohup, say.
-                continue
-            signal.signal(number, lambda received, frame: reactor.callFromThread(agents.signalled, received))
-        Deferred.fromCoroutine(main()).addBoth(finished)
-
-    _log_to(agents, least_level)
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    agents.close()
-    return status[0]
-
-
-def _log_to(agents: Agents, least: Any) -> None:
-    """What Twisted itself has to say goes where our lines go."""
-
-    class Lines:
-        def write(self, text: str) -> None:
-            agents.sink.write(ERR, text.encode("utf-8", "backslashreplace"))
-
-        def flush(self) -> None:
-            pass
-
-    observer: Any = FileLogObserver(Lines(), _line)  # type: ignore[arg-type]
-    predicate = LogLevelFilterPredicate(least)
-    globalLogBeginner.beginLoggingTo([FilteringLogObserver(observer, [predicate])], redirectStandardIO=False)
-
-
-def _line(event: Mapping[str, Any]) -> str:
-    from twisted.logger import eventAsText
-
-    return f"flodl-tw: {eventAsText(dict(event), includeTimestamp=False, includeSystem=False)}\n"

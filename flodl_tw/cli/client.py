@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import treq
 from treq.client import HTTPClient
 from twisted.internet import error as errors
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IReactorTCP, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import Cooperator
 from twisted.web.client import URI, Agent, FileBodyProducer, RequestTransmissionFailed, ResponseFailed
 from twisted.web.http_headers import Headers
@@ -22,6 +22,9 @@ from zope.interface import implementer
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT, show_endpoint
 from flodl_tw.core.fields import ShapeError, decode_object
 from flodl_tw.core.log_text import printable, shortened
+
+if TYPE_CHECKING:
+    from flodl_tw.cli.terminal import IReactor
 
 CONNECT_SECS: Final = 5.0
 ANSWER_SECS: Final = 10.0
@@ -140,10 +143,6 @@ class ControllerClient:
         return Answer(self.controller, response.code, bytes(data))
 
 
-class IClientReactor(IReactorTCP, IReactorTime):
-    """A reactor that dials and keeps time."""
-
-
 @implementer(IAgentEndpointFactory)
 class _OneEndpoint:
     """Leads every request to one place, whatever its URL says."""
@@ -155,7 +154,7 @@ class _OneEndpoint:
         return self._endpoint
 
 
-def make_client(reactor: IClientReactor, controller: ControllerAddress) -> ControllerClient:
+def make_client(reactor: IReactor, controller: ControllerAddress) -> ControllerClient:
     """A client that dials anew for each question, and knows no proxy."""
     # A look-up would lose the zone of a link-local address.
     kind = TCP6ClientEndpoint if ":" in controller.host else HostnameEndpoint

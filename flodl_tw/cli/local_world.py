@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from twisted.internet import defer
-from twisted.logger import LogLevel
 
 from flodl_tw import sockets
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
-from flodl_tw.agent.process import Agents, run_reactor
+from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
+from flodl_tw.cli.terminal import run_to_end
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings
@@ -102,4 +102,7 @@ def run_world(
         return outcome.status
 
     # The agents tell all that the controller would.
-    return run_reactor(reactor, agents, main, least_level=LogLevel.critical)
+    agents.show_log("critical")
+    status = run_to_end(reactor, main, signalled=agents.signalled, signals=SIGNALS, tell=agents.say)
+    agents.close()
+    return status

@@ -97,9 +97,7 @@ def _converse(controller: ControllerAddress, conversation: Callable[[ControllerC
     client = make_client(reactor, controller)
     printer = terminal.Printer()
     # Nothing here outlives a signal, so each does what it does to any program.
-    ended = terminal.run_to_end(
-        reactor, lambda: told(conversation(client, printer.show), controller, terminal.say), handlers=False
-    )
+    ended = terminal.run_to_end(reactor, lambda: told(conversation(client, printer.show), controller, terminal.say))
     return 1 if printer.failed else ended
 
 

@@ -6,7 +6,6 @@ Behind them is neither a GPU nor a process, only what a host says.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -14,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, FirstError, gatherResults, succeed
 from twisted.internet.defer import TimeoutError as NoAnswerError
-from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 
@@ -23,8 +22,6 @@ from flodl_tw.agent.agent import CHECK, REPLY_SECS
 from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
 from flodl_tw.agent.link import LinkEnded
 from flodl_tw.agent.outcome import MAX_REASON_CHARS, SILENT_CLOSES, closed_silently, signal_name
-from flodl_tw.agent.process import SAME_SECS
-from flodl_tw.agent.spawn import ENDING
 from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
@@ -132,8 +129,7 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
     )
     printer = Printer()
     rehearsal = Rehearsal(reactor, plan, dialer.dial, printer.show, say)
-    reactor.callWhenRunning(_catch_signals, reactor, reactor, rehearsal.stop)
-    status = run_to_end(reactor, rehearsal.run, handlers=True)
+    status = run_to_end(reactor, rehearsal.run, signalled=lambda number: rehearsal.stop(signal_name(number)))
     return 1 if printer.failed else status
 
 
@@ -167,20 +163,6 @@ def _kinds(texts: OptionReader) -> tuple[str, ...]:
     if not set(words) <= set(BAD):
         raise texts.wrong("bad", f"the kinds are {', '.join(BAD)}", "give some of them, with commas between")
     return words
-
-
-def _catch_signals(clock: IReactorTime, reactor: IReactorFromThreads, stop: Callable[[str], None]) -> None:
-    """Have ``stop`` called with the name of each SIGTERM and SIGINT.  It follows on the reactor's own handlers."""
-    last: dict[int, float] = dict.fromkeys(ENDING, -SAME_SECS)
-
-    def came(number: int) -> None:
-        before, last[number] = last[number], clock.seconds()
-        if last[number] >= before + SAME_SECS:
-            stop(signal_name(number))
-
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda received, frame: reactor.callFromThread(came, received))
 
 
 @dataclass(eq=False)

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.options import OptionReader
 
+if TYPE_CHECKING:
+    # A command that needs no reactor does not load Twisted.
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import (
+        IReactorCore,
+        IReactorFromThreads,
+        IReactorInThreads,
+        IReactorProcess,
+        IReactorSocket,
+        IReactorTCP,
+        IReactorTime,
+    )
+
+    class IReactor(
+        IReactorCore, IReactorTime, IReactorTCP, IReactorSocket, IReactorProcess, IReactorFromThreads, IReactorInThreads
+    ):
+        """What the commands ask of the reactor."""
+
+        def run(installSignalHandlers: bool = True) -> None:  # noqa: N803, N805  Twisted's
+            """The same, and whether it handles signals and the exits of children."""
+
+
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+SAME_SECS: Final = 0.05
+"""One that comes twice as close together is one request: some launchers signal a process and its group."""
 
 
 def say(line: str) -> None:
@@ -56,32 +83,60 @@ def controller_of(given: OptionReader) -> tuple[str, int]:
     return given.endpoint("address") or ("127.0.0.1", DEFAULT_PORT)
 
 
-def make_reactor() -> Any:
+def make_reactor() -> IReactor:
     """The reactor, on a clock that no step of the wall clock moves."""
-    import time
-
     from twisted.internet import reactor
 
-    clock: Any = reactor
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
-    clock.seconds = time.monotonic
-    return clock
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]
+    return cast("IReactor", reactor)
 
 
-def run_to_end(reactor: Any, main: Callable[[], Any], *, handlers: bool) -> int:
-    """Run the reactor, with its own ``handlers`` of signals or without, until ``main``'s coroutine gives a status."""
+def run_to_end(
+    reactor: IReactor,
+    main: Callable[[], Coroutine[Deferred[Any], Any, int]],
+    *,
+    signalled: Callable[[int], None] | None = None,
+    signals: Iterable[int] = ENDING,
+    tell: Callable[[str], None] = say,
+) -> int:
+    """Run the reactor until ``main``'s coroutine gives an exit status; ``tell`` gets the line of a fault of ours.
+
+    ``signalled`` is called in the reactor with each of ``signals`` that comes;
+    without it a signal does to this process what it does to any.
+    """
     from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
 
     status = [1]
 
-    def finished(result: Any) -> None:
+    def finished(result: int | Failure) -> None:
         if isinstance(result, Failure):
-            say(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
+            tell(f"this is a fault of the program itself, please report it: {result.getTraceback()}")
         else:
             status[0] = result
         reactor.stop()
 
-    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(main()).addBoth(finished))
-    reactor.run(installSignalHandlers=handlers)
+    def begin() -> None:
+        if signalled is not None:
+            _catch(reactor, signals, signalled)
+        Deferred.fromCoroutine(main()).addBoth(finished)
+
+    reactor.callWhenRunning(begin)
+    reactor.run(installSignalHandlers=signalled is not None)
     return status[0]
+
+
+def _catch(reactor: IReactor, signals: Iterable[int], signalled: Callable[[int], None]) -> None:
+    """Replace the reactor's own handlers; a signal that was ignored from the start (by nohup, say) stays ignored."""
+    last: dict[int, float] = {}
+
+    def came(number: int) -> None:
+        before, last[number] = last.get(number, -math.inf), reactor.seconds()
+        if number not in ENDING or last[number] >= before + SAME_SECS:
+            signalled(number)
+
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # A handler interrupts whatever runs; all that it does is to ask for a call in the reactor's turn.
+            signal.signal(number, lambda received, frame: reactor.callFromThread(came, received))

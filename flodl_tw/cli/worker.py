@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flodl_tw.cli.terminal import make_reactor, say
+from flodl_tw.cli.terminal import make_reactor, run_to_end, say
 from flodl_tw.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _lean_imports() -> Iterator[None]:
 
 def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, str]) -> int:
     with _lean_imports():
-        from flodl_tw.agent.process import Agents, run_reactor
+        from flodl_tw.agent.process import SIGNALS, Agents
 
         reactor = make_reactor()
     agents = Agents(reactor, environ, settings.stop_grace)
@@ -145,7 +145,10 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
     async def main() -> int:
         return (await agents.run())[0].status
 
-    return run_reactor(reactor, agents, main)
+    agents.show_log("warn")
+    status = run_to_end(reactor, main, signalled=agents.signalled, signals=SIGNALS, tell=agents.say)
+    agents.close()
+    return status
 
 
 def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
