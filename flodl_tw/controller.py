@@ -11,6 +11,7 @@ import secrets
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from flodl_tw.core.window import forming_text
 from flodl_tw.core.wire import SALT_BYTES
@@ -46,8 +47,6 @@ class Controller:
         self._turn_end: IDelayedCall | None = None
         self._window: Wait | None = None
         self._stopped = False
-        self._wait_for_world: list[Deferred[World]] = []
-        self._wait_for_end: list[Deferred[RunEnd]] = []
 
     @property
     def credentialed(self) -> bool:
@@ -56,17 +55,11 @@ class Controller:
 
     def when_formed(self) -> Deferred[World]:
         """Fires with the current run's world; with NoWorldError where that run ends without one."""
-        waiting: Deferred[World] = Deferred(self._wait_for_world_no_more)
-        self._wait_for_world.append(waiting)
-        self._tell(self.run)
-        return waiting
+        return self.run.formed.wait()
 
     def when_over(self) -> Deferred[RunEnd]:
         """Fires with how the current run ended, once every link of it is closed or the controller is stopped."""
-        waiting: Deferred[RunEnd] = Deferred(self._wait_for_end_no_more)
-        self._wait_for_end.append(waiting)
-        self._tell(self.run)
-        return waiting
+        return self.run.ended.wait()
 
     def start(self) -> None:
         """Open the first window: to be called in the turn in which the port listens."""
@@ -94,9 +87,7 @@ class Controller:
         return Run(self.settings, salt, self.clock.seconds, self.happened)
 
     def _open_run(self) -> None:
-        self.run = self._new_run()
-        # A clock that runs is the old run's.
-        self._stop_watching()
+        self.run.open()
         window = self.settings.window
         _log.info(
             "the join window is open for {window:g} s, with a hard cap of {cap:g} s, start {start}, "
@@ -122,30 +113,20 @@ class Controller:
     def _next_run(self, last: Run) -> None:
         end = last.end
         self.last_outcome = end.phase.value if end.failure is None else f"{end.phase.value}: {end.failure}"
+        # A clock that runs is the old run's.
+        self._stop_watching()
+        self.run = self._new_run()
         self._open_run()
         # Whoever remembers the old run (a log event does) shall not hold all that its store has.
         last.store = None
 
     def _tell(self, run: Run) -> None:
-        """Tell those who have waited for the run what it has come to."""
-        over = run.over or self._stopped
-        if run.world is not None or over:
-            waiting, self._wait_for_world = self._wait_for_world, []
-            for formed in waiting:
-                if run.world is not None:
-                    formed.callback(run.world)
-                else:
-                    formed.errback(NoWorldError(run.failure))
-        if over:
-            ended, self._wait_for_end = self._wait_for_end, []
-            for each in ended:
-                each.callback(run.end)
-
-    def _wait_for_world_no_more(self, waiting: Deferred[World]) -> None:
-        self._wait_for_world.remove(waiting)
-
-    def _wait_for_end_no_more(self, waiting: Deferred[RunEnd]) -> None:
-        self._wait_for_end.remove(waiting)
+        """Tell those who wait for the run what it has come to."""
+        if run.world is not None:
+            run.formed.happened(run.world)
+        if run.over or self._stopped:
+            run.formed.happened(Failure(NoWorldError(run.failure)))
+            run.ended.happened(run.end)
 
     def _watch_clock(self) -> None:
         """Keep one timer on the moment at which the clock alone may change the verdict."""

@@ -41,6 +41,7 @@ from flodl_tw.core.window import (
 )
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import LaunchSettings, World
+from flodl_tw.once import Once
 
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
@@ -131,6 +132,10 @@ class Run:
         """What the ranks have reported; None before the verdict."""
         self.store: WorldStore | None = None
         """The world's keys, from its formation on; None where no store is served."""
+        self.formed: Once[World] = Once()
+        """For those who wait for its world."""
+        self.ended: Once[RunEnd] = Once()
+        """For those who wait for its end."""
         self._seconds = seconds
         self._happened = happened
         self._opened = seconds()
@@ -220,6 +225,10 @@ class Run:
         return {"phase": self.phase.value, "failure": self.failure, "exited_ranks": exited, "rank_errors": told}
 
     # What happened
+
+    def open(self) -> None:
+        """The window opens, and its time begins."""
+        self._opened = self._seconds()
 
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
         """A host offers itself; it is a member from here on, or refused."""

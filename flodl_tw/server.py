@@ -33,6 +33,7 @@ from flodl_tw.channels.store import StoreFactory
 from flodl_tw.controller import Controller
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.core.world import World
+from flodl_tw.once import Once
 from flodl_tw.run import AfterRun, RunEnd
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.web.resource import StatusFactory, StatusResource
@@ -74,8 +75,7 @@ class ControllerServer(MultiService):
         )
         self._port: IListeningPort | None = None
         self._opening: Deferred[IListeningPort] | None = None
-        self._waiting: list[Deferred[IAddress]] = []
-        self._failed: Failure | None = None
+        self._bound: Once[IAddress] = Once()
 
     @property
     def port(self) -> int:
@@ -92,10 +92,7 @@ class ControllerServer(MultiService):
 
     def when_listening(self) -> Deferred[IAddress]:
         """Fires with the address that it listens on; with the failure where it cannot."""
-        waiting: Deferred[IAddress] = Deferred()
-        self._waiting.append(waiting)
-        self._tell()
-        return waiting
+        return self._bound.wait()
 
     def when_formed(self) -> Deferred[World]:
         """Fires with the current run's world; with ``NoWorldError`` where that run ends without one."""
@@ -148,23 +145,12 @@ class ControllerServer(MultiService):
         self._port = port
         self.front.listening(port)
         self.controller.start()
-        self._tell()
+        self._bound.happened(port.getHost())
 
     def _not_listening(self, failure: Failure) -> None:
-        self._failed = failure
         _log.failure("the controller cannot listen", failure)
         self.controller.stop(f"the controller cannot listen: {failure.getErrorMessage()}")
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._port is None and self._failed is None:
-            return
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if self._port is not None:
-                each.callback(self._port.getHost())
-            else:
-                each.errback(self._failed)
+        self._bound.happened(failure)
 
     async def _stop(self, children: Deferred[object]) -> None:
         # The hosts are told before the door closes on them.

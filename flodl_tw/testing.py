@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from twisted.internet import tcp
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -49,12 +49,12 @@ from flodl_tw.core.messages import (
 )
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameReader
 from flodl_tw.limits import Limits
+from flodl_tw.once import Once
 from flodl_tw.run import RunSettings
 from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 
 PORT = 29500
-T = TypeVar("T")
 
 
 def make_hello(host: str = "gpu-a", devices: int = 1, **fields: Any) -> Hello:
@@ -117,31 +117,6 @@ class HostEndedError(Exception):
     def __init__(self, text: str, event: Event) -> None:
         super().__init__(text)
         self.event = event
-
-
-class Once(Generic[T]):
-    """Something that happens once.  Each who waits for it has a Deferred of its own, and may ask late."""
-
-    def __init__(self) -> None:
-        self._results: list[T | Failure] = []
-        self._waiting: list[Deferred[T]] = []
-
-    def wait(self) -> Deferred[T]:
-        """Fires when it has happened, or fails when it cannot happen any more."""
-        waiting: Deferred[T] = Deferred(self._waiting.remove)
-        self._waiting.append(waiting)
-        self._tell()
-        return waiting
-
-    def happened(self, result: T | Failure) -> None:
-        """It has happened, or never will; what comes after the first time says nothing new."""
-        if not self._results:
-            self._results.append(result)
-            self._tell()
-
-    def _tell(self) -> None:
-        while self._results and self._waiting:
-            self._waiting.pop(0).callback(self._results[0])
 
 
 class SimulatedHost(JoinLink):

@@ -55,7 +55,7 @@ class ListeningTests(PumpedTestCase):
             _ = flodl_tw.Controller  # type: ignore[attr-defined]
 
     def test_no_window_is_open_before_it_listens(self) -> None:
-        listening = self.server.when_listening()
+        listening, over = self.server.when_listening(), self.server.when_over()
         self.server.startService()
         self.clock.advance(100)
         self.assertEqual(self.lines(), [])
@@ -67,6 +67,10 @@ class ListeningTests(PumpedTestCase):
         self.assertEqual(self.server.port, 29500)
         self.assertEqual(self.server.state()["window_remaining_secs"], 300)
         self.line("the join window is open")
+        self.clock.advance(599)
+        self.assertNoResult(over)
+        self.clock.advance(1)
+        self.assertEqual(self.successResultOf(over).phase, Phase.FAILED)
 
     def test_a_unix_socket_has_no_port_to_tell(self) -> None:
         self.server.startService()

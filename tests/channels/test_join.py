@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from twisted.internet.address import UNIXAddress
 from twisted.logger import LogLevel
 
 from flodl_tw.core.messages import (
@@ -665,3 +666,27 @@ class SettingsTests(PumpedTestCase):
         door.turn()
         for dial in dials:
             self.assertIsInstance(dial.messages()[0], WorldFormed)
+
+
+class UnixTests(PumpedTestCase):
+    """A host that dials a Unix socket is one on this machine."""
+
+    def test_it_is_admitted_and_its_ranks_are_told_loopback_and_the_default_port(self) -> None:
+        door = ClockedController(window(target_ranks=1))
+        dial = door.dial()
+        dial.transport.hostAddr = UNIXAddress("/run/flodl.sock")
+        dial.transport.protocol = door.front.buildProtocol(UNIXAddress(""))
+        dial.transport.protocol.makeConnection(dial.transport)
+        self.assertIsInstance(dial.join(host="a"), Accept)
+        door.turn()
+        dial.messages()
+        self.assertEqual(dial.talk.envelope["controller"], {"host": "127.0.0.1", "port": 29500})
+        self.line("joined: 'a' from 127.0.0.1 with rank 0")
+
+    def test_what_it_does_wrong_is_logged_without_an_address_that_it_has_not(self) -> None:
+        door = ClockedController()
+        dial = door.dial()
+        dial.transport.protocol = door.front.buildProtocol(UNIXAddress(""))
+        dial.transport.protocol.makeConnection(dial.transport)
+        dial.send(b"SSH-")
+        self.line("dropped a Unix socket's peer: its first bytes 5353482d are no channel's")

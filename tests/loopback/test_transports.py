@@ -1,0 +1,195 @@
+"""The door on each transport: one set of expectations over TCP, a Unix socket and TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import socket
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import SSL4ClientEndpoint, clientFromString, serverFromString
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.ssl import CertificateOptions
+from twisted.internet.threads import deferToThread
+
+from flodl_tw import ControllerServer, ControllerSettings
+from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
+from tests.waiting import ReactorTestCase, waits
+
+LOOPBACK = "127.0.0.1"
+
+
+def make_certificate(folder: Path) -> None:
+    """A key and a certificate of its own for this machine."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+class TransportTests(ReactorTestCase):
+    """Over TCP; the others differ in how they listen and dial alone."""
+
+    forwards = "off"
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor
+
+        self.reactor: Any = reactor
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.folder = Path(made.name)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What the transport needs on disk."""
+
+    def listens(self) -> str:
+        return f"tcp:0:interface={LOOPBACK}"
+
+    def dials(self, server: ControllerServer) -> IStreamClientEndpoint:
+        return clientFromString(self.reactor, f"tcp:{LOOPBACK}:{server.port}")
+
+    def connected(self, server: ControllerServer) -> socket.socket:
+        """A blocking client of the same port."""
+        return socket.create_connection((LOOPBACK, server.port), timeout=60)
+
+    async def serving(self, test: Callable[[ControllerServer], Awaitable[None]], **options: Any) -> None:
+        """Run a test against a server that listens."""
+        settings = ControllerSettings.from_options({"join-timeout": 60, **options})
+        server = ControllerServer(self.reactor, settings, serverFromString(self.reactor, self.listens()))
+        server.startService()
+        try:
+            await server.when_listening()
+            await test(server)
+        finally:
+            await server.stopService()
+
+    def exchange(self, server: ControllerServer, sent: bytes, most: int) -> bytes:
+        """What comes back for some bytes, until the end, a reset, or ``most`` bytes; blocks."""
+        got = b""
+        with self.connected(server) as client, contextlib.suppress(ConnectionResetError):
+            client.sendall(sent)
+            while len(got) < most and (part := client.recv(most - len(got))):
+                got += part
+        return got
+
+    def asked(self, server: ControllerServer, sent: bytes, most: int) -> Deferred[bytes]:
+        return deferToThread(self.exchange, server, sent, most)
+
+    # The promises
+
+    @waits
+    async def test_hosts_join_and_a_world_lives_and_ends(self) -> None:
+        async def live(server: ControllerServer) -> None:
+            hosts = [SimulatedHost(self.reactor, make_hello(name), train_secs=0) for name in ("a", "b")]
+            for host in hosts:
+                await host.join(self.dials(server))
+            world = await server.when_formed()
+            self.assertEqual(world.world_size, 2)
+            for host in hosts:
+                self.assertEqual((await host.when_formed()).world_size, 2)
+                self.assertIsNone(await host.when_ended())
+            end = await server.when_over()
+            self.assertEqual((end.phase.value, end.failure), ("done", None))
+
+        await self.serving(live, **{"target-ranks": 2})
+
+    @waits
+    async def test_a_refused_host_gets_its_reason(self) -> None:
+        async def refuse(server: ControllerServer) -> None:
+            host = SimulatedHost(self.reactor, make_hello(" "))
+            with self.assertRaisesRegex(HostEndedError, "bad-host: "):
+                await host.join(self.dials(server))
+
+        await self.serving(refuse, **{"min-rank-start": 9})
+
+    @waits
+    async def test_the_state_answers(self) -> None:
+        async def ask(server: ControllerServer) -> None:
+            answer = await self.asked(server, b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 1 << 20)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            self.assertTrue(head.startswith(b"HTTP/1.1 200 OK\r\n"), answer)
+            self.assertEqual(json.loads(body), server.state())
+            # From this machine the operator needs no token.
+            answer = await self.asked(server, b"POST /abort HTTP/1.1\r\nHost: localhost\r\n\r\n", 1 << 20)
+            self.assertTrue(answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer)
+
+        await self.serving(ask, **{"min-rank-start": 9, "start": "manual"})
+
+    @waits
+    async def test_a_stop_tells_the_hosts(self) -> None:
+        hosts: list[SimulatedHost] = []
+
+        async def train(server: ControllerServer) -> None:
+            hosts.append(await SimulatedHost(self.reactor, make_hello(), train_secs=None).join(self.dials(server)))
+            await hosts[0].when_formed()
+
+        await self.serving(train, **{"target-ranks": 1})
+        self.assertIn("the controller was stopped", str(await hosts[0].when_ended()))
+
+    @waits
+    async def test_noise_and_silence_are_closed(self) -> None:
+        async def close(server: ControllerServer) -> None:
+            noise = (b"SSH-2.0-x\r\n", b"\xe0\x17\x0d\xf1")
+            answers = await gatherResults([self.asked(server, sent, 1) for sent in noise])
+            self.assertEqual(answers, [b"", b""])
+            self.assertEqual({end.value for end in server.front.ended}, {"unknown-channel", "rendezvous-early"})
+
+        await self.serving(close, **{"min-rank-start": 9})
+
+
+class UnixTests(TransportTests):
+    """Over a Unix socket."""
+
+    def listens(self) -> str:
+        return f"unix:{self.folder / 'door'}"
+
+    def dials(self, server: ControllerServer) -> IStreamClientEndpoint:
+        return clientFromString(self.reactor, f"unix:{self.folder / 'door'}")
+
+    def connected(self, server: ControllerServer) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(60)
+        client.connect(str(self.folder / "door"))
+        return client
+
+
+class TLSTests(TransportTests):
+    """Behind TLS."""
+
+    def prepare(self) -> None:
+        make_certificate(self.folder)
+
+    def listens(self) -> str:
+        files = f"privateKey={self.folder / 'key.pem'}:certKey={self.folder / 'cert.pem'}"
+        return f"ssl:0:interface={LOOPBACK}:{files}"
+
+    def dials(self, server: ControllerServer) -> IStreamClientEndpoint:
+        return SSL4ClientEndpoint(self.reactor, LOOPBACK, server.port, CertificateOptions())
+
+    def connected(self, server: ControllerServer) -> socket.socket:
+        context = ssl.create_default_context(cafile=str(self.folder / "cert.pem"))
+        context.check_hostname = False
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context.wrap_socket(super().connected(server))
