@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from join import controller, row
+from shared import controller, cpu_secs, head, memory, row
 
 from flodl_tw.core.messages import Accept, WorldFormed, encode_join
 from flodl_tw.core.views import compact
@@ -141,13 +141,6 @@ def door() -> Iterator[tuple[socket.socket, str]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE)
         yield listener, str(listener.getsockname()[1])
-
-
-def memory(pid: int) -> tuple[float, float]:
-    """Resident and proportional memory of a process, in MiB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = {name: int(kib) / 1024 for name, kib in re.findall(r"^(Rss|Pss): +([0-9]+) kB", text, re.MULTILINE)}
-    return found["Rss"], found["Pss"]
 
 
 def join_words(port: str | int, *options: str, program: tuple[str, ...] = TELL_TIME) -> list[str]:
@@ -331,11 +324,6 @@ class Torchrun:
         here.wait_for(idle, "torchrun that waits")
 
 
-def cpu_secs(pid: int) -> float:
-    """User and system time of a process so far."""
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / 100
-
-
 def find_torchrun(python: str | None) -> Torchrun | None:
     """torchrun of an interpreter that has torch: this one's, where none is named."""
     interpreter = python or sys.executable
@@ -415,7 +403,7 @@ def main() -> None:
     peer = find_torchrun(arguments.torch_python)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYTHONPYCACHEPREFIX"] = folder
-        print("| what | median | spread | floor | ratio to the floor | aim |\n| --- | --- | --- | --- | --- | --- |")
+        head()
         hello_table(arguments.rounds, peer)
         world_table(arguments.rounds, [int(text) for text in arguments.agents.split(",")])
         local_table(arguments.rounds)

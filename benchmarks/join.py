@@ -12,146 +12,48 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import resource
 import select
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from flodl_tw.core.messages import encode_join
-from flodl_tw.core.wire import FRAME_MAGIC, HTTP_MAGICS, JOIN_MAGIC, ZERO_KEY
-from flodl_tw.testing import make_hello
+from shared import (
+    HERE,
+    Server,
+    close_all,
+    controller,
+    dial_at_once,
+    head,
+    hello,
+    raise_descriptor_limit,
+    row,
+    served,
+)
 
-HERE = Path(__file__).parent
-PATIENCE = 120.0
-
-
-class Server:
-    """A server process and what the kernel says of it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], port_file: Path, started: float) -> None:
-        self.process = process
-        deadline = started + 30
-        while not port_file.exists():
-            if process.poll() is not None or time.perf_counter() > deadline:
-                raise SystemExit(f"the server did not start: {process.args}")
-            time.sleep(0.002)
-        self.port = int(port_file.read_text())
-        self.start_secs = time.perf_counter() - started
-
-    def cpu_secs(self) -> float:
-        """User and system time so far."""
-        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
-
-    def rss_kib(self) -> int:
-        """Resident memory."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1])
-        raise AssertionError("no VmRSS")
-
-
-@contextlib.contextmanager
-def controller(*options: str) -> Iterator[Server]:
-    """The real controller, through twistd; ended hard if it is still there."""
-    with tempfile.TemporaryDirectory() as folder:
-        port_file = Path(folder, "port")
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("twistd")),
-                *("-n", "--pidfile=", f"--logfile={folder}/log", "flodl-controller", "--open-admission"),
-                *("--port=0", f"--port-file={port_file}", f"--state-dir={folder}/state", *options),
-            ],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-        )
-        try:
-            yield Server(process, port_file, started)
-        finally:
-            process.kill()
-            process.wait()
+from flodl_tw.core.wire import FRAME_MAGIC, HTTP_MAGICS
 
 
 @contextlib.contextmanager
 def floor(count: int) -> Iterator[Server]:
     """The floor, for ``count`` hosts."""
-    with tempfile.TemporaryDirectory() as folder:
-        port_file = Path(folder, "port")
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "peer.py"), str(port_file), str(count)],
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-        )
-        try:
-            yield Server(process, port_file, started)
-        finally:
-            process.kill()
-            process.wait()
+    command = (sys.executable, HERE / "peer.py", "port", str(count))
+    with tempfile.TemporaryDirectory() as folder, served(*command, folder=folder) as server:
+        yield server
 
 
-def hello(index: int) -> bytes:
-    """The first bytes of host number ``index``."""
-    return JOIN_MAGIC + encode_join(ZERO_KEY, 4, make_hello(f"gpu-node-{index:05d}.cluster.example"))
-
-
-def dial_all(port: int, count: int) -> tuple[float, list[socket.socket]]:
-    """Dial ``count`` hosts at once; gives seconds until the last one has its world, and the open sockets."""
-    hellos = [hello(index) for index in range(count)]
-    poller = select.epoll()
-    sockets: dict[int, socket.socket] = {}
-    frames: dict[int, int] = {}
-    unsent: dict[int, bytes] = {}
-    started = time.perf_counter()
-    for index in range(count):
-        sock = socket.socket()
-        sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            sock.connect(("127.0.0.1", port))
-        sockets[sock.fileno()] = sock
-        frames[sock.fileno()] = 0
-        try:
-            # On the loopback the connection is there at once, unless the backlog is full.
-            sock.send(hellos[index])
-            poller.register(sock.fileno(), select.EPOLLIN)
-        except BlockingIOError:
-            unsent[sock.fileno()] = hellos[index]
-            poller.register(sock.fileno(), select.EPOLLOUT)
-    waiting = count
-    while waiting:
-        if time.perf_counter() - started > PATIENCE:
-            raise SystemExit(f"{waiting} of {count} hosts have no world after {PATIENCE} s")
-        for descriptor, event in poller.poll(1, 4096):
-            if event & select.EPOLLOUT:
-                sockets[descriptor].send(unsent.pop(descriptor))
-                poller.modify(descriptor, select.EPOLLIN)
-                continue
-            data = sockets[descriptor].recv(4096)
-            if not data:
-                raise SystemExit("a host was turned away")
-            frames[descriptor] += data.count(FRAME_MAGIC)
-            if frames[descriptor] == 2:
-                frames[descriptor] = 3
-                waiting -= 1
-    return time.perf_counter() - started, list(sockets.values())
-
-
-def close_all(sockets: list[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()
+def count_frames(data: bytes) -> int:
+    return data.count(FRAME_MAGIC)
 
 
 def crowd(count: int, server: Server) -> tuple[float, float, float]:
     """Seconds of wall, microseconds of the server's CPU a host, KiB a host."""
     cpu, memory = server.cpu_secs(), server.rss_kib()
-    wall, sockets = dial_all(server.port, count)
+    # An Accept and a WorldFormed.
+    wall, sockets = dial_at_once(server.port, [hello(index) for index in range(count)], 2, count_frames)
     result = wall, (server.cpu_secs() - cpu) / count * 1e6, (server.rss_kib() - memory) / count
     close_all(sockets)
     return result
@@ -224,24 +126,13 @@ def stop_secs(*, reads: bool) -> float:
         return took
 
 
-def row(name: str, ours: list[float], peer: list[float] | None, unit: str, aim: str) -> None:
-    """One line of the table: medians, the spread, and the median of the ratios round by round."""
-    spread = f"{min(ours):.3g}-{max(ours):.3g}"
-    floor_text, ratio = "", ""
-    if peer:
-        floor_text = f"{statistics.median(peer):.3g}"
-        ratio = f"{statistics.median(a / b for a, b in zip(ours, peer, strict=True) if b):.2f}"
-    print(f"| {name} | {statistics.median(ours):.3g} {unit} | {spread} | {floor_text} | {ratio} | {aim} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hosts", default="100,2000,8000")
     arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    print("| what | median | spread | floor | ratio to the floor | aim |\n| --- | --- | --- | --- | --- | --- |")
+    raise_descriptor_limit()
+    head()
     rounds = range(arguments.rounds)
     for count in map(int, arguments.hosts.split(",")):
         ours, peer = [], []

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import os
 import re
-import resource
 import select
 import socket
 import statistics
@@ -30,8 +29,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from agent import cpu_secs
-from join import PATIENCE, Server, close_all, controller, hello, row
+from shared import (
+    PATIENCE,
+    Server,
+    close_all,
+    controller,
+    cpu_secs,
+    dial_at_once,
+    head,
+    hello,
+    raise_descriptor_limit,
+    row,
+    served,
+)
 
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.store.wire import STORE_MAGIC, Opcode
@@ -149,33 +159,22 @@ def our_store() -> Iterator[Server]:
 @contextlib.contextmanager
 def torch_store(python: Path) -> Iterator[tuple[Server, str]]:
     """torch's own server, on the loopback alone, and its version."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        with Path(folder, "log").open("wb") as log:
-            process = subprocess.Popen(
-                [str(python), "-I", "-W", "ignore", "-c", TORCH_SERVER], stdin=subprocess.PIPE, stderr=log, cwd=folder
-            )
-        try:
-            server = Server(process, Path(folder, "port"), started)
-            yield server, Path(folder, "version").read_text()
-        finally:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+    command = (python, "-I", "-W", "ignore", "-c", TORCH_SERVER)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Path(folder, "log").open("wb") as log,
+        # It ends with its standard input.
+        served(*command, folder=folder, stdin=subprocess.PIPE, stderr=log) as server,
+    ):
+        yield server, Path(folder, "version").read_text()
 
 
 @contextlib.contextmanager
 def floor() -> Iterator[Server]:
     """Twisted and nothing else: a byte for whatever comes, which is what a WAIT for a key that is there gets."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        process = subprocess.Popen([sys.executable, "-I", "-c", FLOOR_SERVER], cwd=folder)
-        try:
-            yield Server(process, Path(folder, "port"), started)
-        finally:
-            process.kill()
-            process.wait()
+    command = (sys.executable, "-I", "-c", FLOOR_SERVER)
+    with tempfile.TemporaryDirectory() as folder, served(*command, folder=folder) as server:
+        yield server
 
 
 def find_torch(named: str | None) -> Path | None:
@@ -284,34 +283,6 @@ def drive(server: Server, askers: list[Asker], seconds: float) -> tuple[float, f
     return asked / took, (cpu_secs(server.process.pid) - cpu) / asked * 1e6
 
 
-def dial_at_once(port: int, count: int) -> tuple[float, list[socket.socket]]:
-    """Seconds until the last of ``count`` connections has its echo, and the connections."""
-    poller = select.epoll()
-    sockets: dict[int, socket.socket] = {}
-    started = time.perf_counter()
-    for _ in range(count):
-        sock = socket.socket()
-        sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            sock.connect(("127.0.0.1", port))
-        sockets[sock.fileno()] = sock
-        poller.register(sock.fileno(), select.EPOLLOUT)
-    left = dict.fromkeys(sockets, ECHO_BYTES)
-    while left:
-        if time.perf_counter() - started > PATIENCE:
-            raise SystemExit(f"{len(left)} of {count} connections have no echo after {PATIENCE} s")
-        for descriptor, event in poller.poll(1, count):
-            if event & select.EPOLLOUT:
-                sockets[descriptor].send(GREETING)
-                poller.modify(descriptor, select.EPOLLIN)
-                continue
-            left[descriptor] -= some(sockets[descriptor])
-            if not left[descriptor]:
-                del left[descriptor]
-    poller.close()
-    return time.perf_counter() - started, list(sockets.values())
-
-
 # What is measured
 
 
@@ -364,7 +335,7 @@ def wakeups(server: Server, measured: Measured, first: int) -> None:
 
 def crowd(server: Server, measured: Measured, count: int) -> None:
     """Many connections at once."""
-    took, sockets = dial_at_once(server.port, count)
+    took, sockets = dial_at_once(server.port, [GREETING] * count, ECHO_BYTES)
     close_all(sockets)
     measured.note(f"{count} connections at once, until all have their echo", took)
 
@@ -372,7 +343,7 @@ def crowd(server: Server, measured: Measured, count: int) -> None:
 def memory(server: Server, measured: Measured, count: int) -> None:
     """Before any connection, and beside a crowd of them; before the other figures, and once."""
     measured.note("memory at the start", server.rss_kib() / 1024)
-    _, sockets = dial_at_once(server.port, count)
+    _, sockets = dial_at_once(server.port, [GREETING] * count, ECHO_BYTES)
     measured.note(f"memory with {count} connections", server.rss_kib() / 1024)
     close_all(sockets)
 
@@ -391,9 +362,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=CROWD)
     parser.add_argument("--torch-python", metavar="PATH", help="an interpreter that has torch")
     arguments = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    count = min(arguments.connections, hard - 100)
+    count = min(arguments.connections, raise_descriptor_limit() - 100)
     python = find_torch(arguments.torch_python)
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -420,9 +389,10 @@ def main() -> None:
                 crowd(server, measured, count)
             for clients in (1, 64):
                 queries(twisted, bare, clients, arguments.seconds, PRESENT)
-    print("| what | median | spread | torch | ratio to torch | aim |\n| --- | --- | --- | --- | --- | --- |")
+    head("torch", "ratio to torch")
     table(ours, torch)
-    print("\n| what | median | spread | bare Twisted | ratio to it | aim |\n| --- | --- | --- | --- | --- | --- |")
+    print()
+    head("bare Twisted", "ratio to it")
     for name, figures in bare.figures.items():
         if "CPU" in name:
             row(name, ours.figures[name], figures, "µs", "")
