@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flodl_tw.agent.settings import AgentSettings, read_agent_settings
@@ -345,6 +345,7 @@ class TestWrongFiles(FileTestCase):
                 read_join_file(path, "--fdl-yml")
             self.assertIn(expected, str(caught.exception))
 
+    @settings(deadline=None)
     @given(
         st.dictionaries(
             st.sampled_from((*KEYS, *UNUSED)),
@@ -359,9 +360,9 @@ class TestWrongFiles(FileTestCase):
         with contextlib.suppress(SettingError):
             file = self.read(json.dumps({"join": block}))
             program, _ = file.command([sys.executable])
-            settings, _ = read_agent_settings(OptionReader({}, {}), program, file=file)
-            self.assertEqual(settings.program[1:], file.args)
-            self.assertTrue(settings.host.strip())
+            agent, _ = read_agent_settings(OptionReader({}, {}), program, file=file)
+            self.assertEqual(agent.program[1:], file.args)
+            self.assertTrue(agent.host.strip())
 
     def test_no_fault_around_a_token_shows_it(self) -> None:
         for line in LEAKS:
