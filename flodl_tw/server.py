@@ -33,10 +33,11 @@ from flodl_tw.channels.store import StoreFactory
 from flodl_tw.controller import Controller
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.core.world import World
+from flodl_tw.deadlines import after
 from flodl_tw.once import Once
 from flodl_tw.run import AfterRun, RunEnd
 from flodl_tw.settings import ControllerSettings
-from flodl_tw.web.resource import StatusFactory, StatusResource
+from flodl_tw.web.factory import StatusFactory
 
 FORWARDED: Final = {"rendezvous": RENDEZVOUS_MAGIC, "data": DATA_MAGIC, "control": CONTROL_MAGIC}
 """The channels that may have a backend, by the name of their option."""
@@ -114,10 +115,10 @@ class ControllerServer(MultiService):
     def _routes(self, front: FrontDoor) -> Mapping[bytes, ChannelFactory]:
         """Which first bytes lead to which channel: the table of ``tap.md``."""
         settings, controller = self._settings, self.controller
-        status = StatusFactory(front, StatusResource(controller, front.ended, settings.allowed_hosts))
+        self._status = StatusFactory(front, controller, settings.allowed_hosts)
         routes: dict[bytes, ChannelFactory] = {
             JOIN_MAGIC: JoinFactory(front, controller),
-            **dict.fromkeys(HTTP_MAGICS, status),
+            **dict.fromkeys(HTTP_MAGICS, self._status),
         }
         if settings.native_rendezvous:
             routes[RENDEZVOUS_MAGIC] = RendezvousFactory(front, controller)
@@ -146,6 +147,8 @@ class ControllerServer(MultiService):
         self.front.listening(port)
         self.controller.start()
         self._bound.happened(port.getHost())
+        # Whoever waits for the port need not wait for this, too.
+        after(self._reactor, 0, self._status.warm_up)
 
     def _not_listening(self, failure: Failure) -> None:
         _log.failure("the controller cannot listen", failure)

@@ -1,31 +1,57 @@
-"""Requests as the endpoints read them, and answers as they write them."""
+"""The status channel: one connection carries one HTTP request, and the answer closes it.
+
+twisted.web reads the request.  Here each limit gets a status code of its own,
+the whole request has one deadline, and what follows the request is not read.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import Any, Final
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+from urllib.parse import unquote_to_bytes
 
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IConsumer
 from twisted.protocols.basic import FileSender
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IRequest
+from twisted.web.server import Request, Site
 
+from flodl_tw.channels.front_door import Peeker
 from flodl_tw.core.addresses import classify
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.views import compact
+from flodl_tw.deadlines import after
+from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 from flodl_tw.web.access import Attempt
 
+JSON: Final = b"application/json"
 STREAMED: Final = 64 * 1024
 """Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
+PHRASES: Final = {
+    400: b"Bad Request",
+    413: b"Content Too Large",
+    414: b"URI Too Long",
+    431: b"Request Header Fields Too Large",
+}
 
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
-def _only(request: Any, name: bytes, worst: str) -> str | None:
+def _only(request: IRequest, name: bytes, worst: str) -> str | None:
     """A header's value, or the worst one where it came more than once."""
     values = request.requestHeaders.getRawHeaders(name, [])
     return worst if len(values) > 1 else _text(values[0] if values else None)
 
 
-def attempt_of(request: Any) -> Attempt:
+def attempt_of(request: IRequest) -> Attempt:
     """What of a request decides whether it may act."""
     tokens = [token.decode("utf-8", "replace") for token in request.args.get(b"token", ())]
     scheme, _, credential = (_text(request.getHeader(b"authorization")) or "").partition(" ")
@@ -40,26 +66,242 @@ def attempt_of(request: Any) -> Attempt:
     )
 
 
-async def answer(request: Any, code: int, body: bytes, content_type: bytes = b"application/json") -> bytes | None:
+def _headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
+    """The headers that all answers have."""
+    return {
+        b"content-type": content_type,
+        b"cache-control": b"no-cache",
+        b"access-control-allow-origin": b"*",
+        b"connection": b"close",
+        b"content-length": b"%d" % len(body),
+    }
+
+
+async def answer(request: IRequest, code: int, body: bytes, content_type: bytes = JSON) -> bytes | None:
     """Write an answer with the headers that all of them have."""
     request.setResponseCode(code)
-    for name, value in (
-        (b"content-type", content_type),
-        (b"cache-control", b"no-cache"),
-        (b"access-control-allow-origin", b"*"),
-        (b"content-length", b"%d" % len(body)),
-    ):
+    for name, value in _headers(body, content_type).items():
         request.setHeader(name, value)
     if len(body) <= STREAMED or request.method == b"HEAD":
         return body
+    consumer = IConsumer(request)
     try:
-        await FileSender().beginFileTransfer(io.BytesIO(body), request)
+        await FileSender().beginFileTransfer(io.BytesIO(body), consumer)
     except Exception:
         # The client went away in the middle; FileSender has no narrower word for it.
-        request.unregisterProducer()
+        consumer.unregisterProducer()
     return None
 
 
-def answer_json(request: Any, code: int, value: dict[str, Any]) -> Any:
+async def answer_json(request: IRequest, code: int, value: Mapping[str, object]) -> bytes | None:
     """Answer with an object."""
-    return answer(request, code, compact(value).encode())
+    return await answer(request, code, compact(value).encode())
+
+
+class StatusRequest(Request):
+    """A request that tells its connection what has come of it."""
+
+    channel: StatusProtocol
+
+    def gotLength(self, length: int | None) -> None:
+        # Where it knows no length Twisted opens a temporary file, and a body here is never more than 64 KiB.
+        super().gotLength(0 if length is None else length)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.channel.takes_body(len(data)):
+            super().handleContentChunk(data)
+
+    def process(self) -> None:
+        self.channel.identified()
+        if self.path == b"*" or self.path.startswith(b"//") or self.path[:4].lower() == b"/%2f":
+            # Klein takes "//start" for "/start", and Twisted answers "*" by itself; neither is a path of ours.
+            self.path = b"/unknown"
+        super().process()
+
+    def getRequestHostname(self) -> bytes:
+        """Routing must not depend on what a client calls us; werkzeug refuses some Hosts with a traceback."""
+        return b"localhost"
+
+
+class Stage(Enum):
+    """How far a status connection is."""
+
+    READING = "reading"
+    ANSWERING = "answering"
+    REFUSED = "refused"
+
+
+class StatusProtocol(HTTPChannel):
+    """One HTTP connection, from its first byte to its answer.
+
+    Its deadline is its own and in all: the channel's ends a client that is idle, and none that sends a byte a second.
+    It has no factory, so nothing writes an access log, which would have the tokens of its URLs.
+    """
+
+    requestFactory = StatusRequest  # noqa: N815  Twisted's name
+    # A line that lacks its CR is told from one that has not ended.
+    delimiter = b"\n"
+
+    def __init__(self, site: Site, peeker: Peeker) -> None:
+        super().__init__()
+        self.site = site
+        self._peeker = peeker
+        self._stage = Stage.READING
+        self._start_line = b""
+        self._lines = self._head_bytes = self._body_bytes = 0
+        self._max_body = MAX_BODY
+        self.MAX_LENGTH = MAX_START_LINE + 1
+        self._clock = peeker.door.clock
+        elapsed = self._clock.seconds() - peeker.first_byte_at
+        self._deadline = after(self._clock, max(0.0, peeker.door.limits.request - elapsed), self._expired)
+
+    # What the transport and the peeker call
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._stage is Stage.READING:
+            super().dataReceived(data)
+
+    def readConnectionLost(self) -> None:
+        """The client has shut its side: it still gets the answer to a whole request."""
+        if self._stage is Stage.READING:
+            self._cut_off()
+            self._peeker.close()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
+        if self._stage is Stage.READING:
+            self._cut_off()
+        super().connectionLost(reason)
+
+    # What HTTPChannel calls while it reads; each may find that the request is refused
+
+    def lineReceived(self, line: bytes) -> bool:
+        """Count a line of the head before it is read; gives whether the rest is not to be read."""
+        line, ending = line[:-1], line[-1:]
+        if not self._lines:
+            self._begin(line)
+        self._lines += 1
+        self._head_bytes += len(line) + 2
+        # What is left for the next line, which ends in two bytes.
+        self.MAX_LENGTH = MAX_HEAD - self._head_bytes - 1
+        if ending != b"\r":
+            self._refuse(400, "the lines of a request end in CR LF")
+        elif self._lines > self.maxHeaders:
+            self._refuse(431, f"the request's head is over the limit of {self.maxHeaders} lines")
+        else:
+            super().lineReceived(line)
+        return self._stage is not Stage.READING
+
+    def lineLengthExceeded(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
+        if self._lines:
+            self._refuse(431, f"the request's head is over the limit of {MAX_HEAD} bytes")
+        else:
+            self._begin(line)
+            self._refuse(414, f"the request line is over the limit of {MAX_START_LINE} bytes")
+        return True
+
+    def headerReceived(self, line: bytes) -> bool:
+        try:
+            return bool(super().headerReceived(line))
+        except ValueError:
+            # int() takes no Content-Length of thousands of digits.
+            self._refuse_body()
+            return False
+
+    def allHeadersReceived(self) -> None:
+        if len(self.requests[-1].requestHeaders.getRawHeaders(b"host", [])) > 1:
+            self._refuse(400, "the request has more than one Host")
+        elif not _is_utf8(unquote_to_bytes(self._start_line)):
+            self._refuse(400, "the request line is not UTF-8")
+        elif (self.length or 0) > self._max_body:
+            self._refuse_body()
+        else:
+            super().allHeadersReceived()
+
+    def allContentReceived(self) -> None:
+        if self._stage is Stage.READING:
+            super().allContentReceived()
+
+    def checkPersistence(self, request: Request, version: bytes) -> bool:  # noqa: N802  Twisted's name
+        return False
+
+    def loseConnection(self) -> None:
+        """The answer is written, or a refusal: the parser's own is a bare 400."""
+        if self._stage is Stage.READING:
+            self._leave_reading(Stage.REFUSED)
+            self._peeker.dropped(ConnectionEnd.HTTP_400, "its HTTP request does not parse")
+        super().loseConnection()
+        if self._stage is Stage.REFUSED:
+            self._peeker.close()
+
+    # What requests ask and call
+
+    def getPeer(self) -> IPv4Address | IPv6Address:
+        """The peer as the door has it: one behind a Unix socket is on this machine."""
+        return _address(self._peeker.peer, self._peeker.port or 0)
+
+    def getHost(self) -> IPv4Address | IPv6Address:
+        """Where the peer has reached us: behind a Unix socket, at loopback."""
+        return _address(*self._peeker.dialed)
+
+    def takes_body(self, count: int) -> bool:
+        """Whether ``count`` more bytes of the body are within the limit; the request is refused if not."""
+        self._body_bytes += count
+        if self._stage is Stage.READING and self._body_bytes > self._max_body:
+            self._refuse_body()
+        return self._stage is Stage.READING
+
+    def identified(self) -> None:
+        """The request has arrived, its body included."""
+        self._leave_reading(Stage.ANSWERING)
+        self._peeker.identified()
+
+    # Ends
+
+    def _begin(self, start_line: bytes) -> None:
+        self._start_line = start_line
+        target = start_line.split(b" ")[1:2]
+        if target and target[0].partition(b"?")[0] == b"/check":
+            # A hello, for the path as it is spelled here alone.
+            self._max_body = MAX_CHECK_BODY
+
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the request's body is over the limit of {self._max_body} bytes")
+
+    def _refuse(self, code: int, error: str) -> None:
+        self._leave_reading(Stage.REFUSED)
+        self._peeker.dropped(ConnectionEnd[f"HTTP_{code}"], error)
+        body = compact({"error": error}).encode()
+        headers = Headers({name: [value] for name, value in _headers(body).items()})
+        self.writeHeaders(b"HTTP/1.1", b"%d" % code, PHRASES[code], headers)
+        if not self._start_line.startswith(b"HEAD "):
+            self.write(body)
+        self.loseConnection()
+
+    def _leave_reading(self, stage: Stage) -> None:
+        self._stage = stage
+        self._deadline.cancel()
+
+    def _cut_off(self) -> None:
+        self._leave_reading(Stage.REFUSED)
+        self._peeker.left(ConnectionEnd.CUT_OFF_REQUEST)
+
+    def _expired(self) -> None:
+        # As with every deadline: what has arrived by now is read first.
+        self._deadline = after(self._clock, 0, self._expire)
+
+    def _expire(self) -> None:
+        self._leave_reading(Stage.REFUSED)
+        secs = self._peeker.door.limits.request
+        self._peeker.drop(ConnectionEnd.REQUEST_DEADLINE, f"no whole HTTP request within {secs} s")
+
+
+def _address(host: str, port: int) -> IPv4Address | IPv6Address:
+    return (IPv6Address if ":" in host else IPv4Address)("TCP", host, port)
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

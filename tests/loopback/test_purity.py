@@ -1,4 +1,4 @@
-"""``flodl_tw.core`` needs no network: importing all of it loads the standard library and itself alone."""
+"""What a fresh interpreter loads: core no network, and a controller no web server before it is asked for one."""
 
 from __future__ import annotations
 
@@ -50,3 +50,29 @@ class TestPurity(unittest.TestCase):
         modules = {".".join(parts).removesuffix(".__init__") for parts in paths}
         self.assertEqual(self.core, sorted(modules - {"flodl_tw.core"}))
         self.assertGreaterEqual(len(self.core), 8)
+
+
+MADE = """
+from flodl_tw.core.wire import HTTP_MAGICS
+from flodl_tw.testing import ClockedController
+factory = ClockedController().front.routes[HTTP_MAGICS[0]]
+"""
+
+
+class TestWebServer(unittest.TestCase):
+    """A controller listens before anything of the web server is loaded."""
+
+    def loaded(self, program: str) -> list[str]:
+        """Which packages of the web server such a program has loaded."""
+        names = ("klein", "werkzeug", "twisted.web")
+        program += f"\nimport sys\nprint(*[name for name in {names} if name in sys.modules])"
+        root = str(Path(flodl_tw.__file__).parents[1])
+        environ = {**os.environ, "PYTHONPATH": root}
+        return subprocess.check_output([sys.executable, "-c", program], env=environ, timeout=30, text=True).split()
+
+    def test_a_controller_loads_none_of_it_before_it_is_asked(self) -> None:
+        self.assertEqual(self.loaded(MADE), [])
+        self.assertEqual(self.loaded(MADE + "factory.warm_up()"), ["klein", "werkzeug", "twisted.web"])
+
+    def test_a_connection_loads_no_klein_by_itself(self) -> None:
+        self.assertEqual(self.loaded("import flodl_tw.web.connection"), ["twisted.web"])

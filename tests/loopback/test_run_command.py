@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flodl_tw.core.messages import Abort
-from flodl_tw.core.views import join_commands
+from flodl_tw.core.phrases import join_commands
 from tests.loopback.agents import PATIENCE, SH, TOKEN, AgentTestCase, Command, in_sessions
 from tests.loopback.process import LOOPBACK, Twistd, body_of, until
 

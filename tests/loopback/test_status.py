@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.limits import Limits
 from flodl_tw.testing import ClockedController
-from flodl_tw.web.resource import StatusFactory, StatusResource
+from flodl_tw.web.factory import StatusFactory
 from tests.loopback.process import WAIT
 from tests.pumped import window
 from tests.waiting import ReactorTestCase, waits
@@ -31,7 +31,7 @@ class LargeAnswerTests(ReactorTestCase):
         size = len(clocked.controller.run.state_json())
         self.assertGreater(size, 3_000_000)
         front = FrontDoor(reactor, Limits())
-        status = StatusFactory(front, StatusResource(clocked.controller, front.ended))
+        status = StatusFactory(front, clocked.controller)
         front.routes = {b"GET ": status}
 
         async def until(happened: Callable[[], bool]) -> None:
