@@ -15,11 +15,10 @@ from typing import Final, TypeVar
 
 from flodl_tw.core.addresses import parse_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import shown
 from flodl_tw.core.messages import SIGNATURE_BYTES
 
 ENVIRONMENT_PREFIX: Final = "FLODL_TW_"
-MAX_SHOWN: Final = 100
-"""Characters of a value that an error repeats."""
 _SIGNATURE = re.compile(rf"[0-9a-fA-F]{{{2 * SIGNATURE_BYTES}}}")
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _DECIMAL = re.compile(r"([0-9]{1,9}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
@@ -42,11 +41,6 @@ def environment_name(option: str) -> str:
 def by_word(kind: type[Word]) -> dict[str, Word]:
     """An enumeration as choices: its members by their values."""
     return {str(word.value): word for word in kind}
-
-
-def shown(text: str) -> str:
-    """A value for people, in quotes; a long one is cut."""
-    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…")
 
 
 def utf8(source: str, text: str) -> str:

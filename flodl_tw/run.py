@@ -21,8 +21,8 @@ from flodl_tw.core.errors import ViolationError
 from flodl_tw.core.exits import Exits
 from flodl_tw.core.facts import RUN_FACT, Offer
 from flodl_tw.core.ledger import Ledger, Member
-from flodl_tw.core.log_text import counted, quoted
-from flodl_tw.core.phrases import Newcomers, moved, named_ranks
+from flodl_tw.core.log_text import quoted
+from flodl_tw.core.phrases import counted, goal, rank_list
 from flodl_tw.core.refusals import Refusal, RefusalCode, RefusedHosts
 from flodl_tw.core.reports import RankError
 from flodl_tw.core.store.wire import StoreLimits
@@ -145,7 +145,7 @@ class Run:
         self._abort_due = False
         self._aborted: set[Member] = set()
         self._members_json = views.MembersJson(self.ledger)
-        self._newcomers = Newcomers()
+        self._newcomers = views.Newcomers()
         self._parts: list[Callable[[], None]] = []
 
     # What is asked of a run
@@ -370,7 +370,7 @@ class Run:
             secs=int(self.elapsed),
             why=why,
         )
-        if (shown := moved(assignments)) is not None:
+        if (shown := views.moved(assignments)) is not None:
             _log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
 
     def _run_id(self) -> str:
@@ -393,7 +393,7 @@ class Run:
 
     def _lost(self, member: Member, end: LinkEnd, ranks: list[int]) -> None:
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
-        what = f"host {member.host!r} {how} before {named_ranks(ranks)} had reported an exit"
+        what = f"host {member.host!r} {how} before {rank_list(ranks)} had reported an exit"
         _log.warn("lost {what}", what=what)
         self._casualty(what)
 
@@ -402,7 +402,7 @@ class Run:
             assert self.exits is not None
             # One that left the others early may be why they could not go on.
             clean = self.exits.clean()
-            self.first_casualty = what + (f"; before that {named_ranks(clean)} had exited with code 0" if clean else "")
+            self.first_casualty = what + (f"; before that {rank_list(clean)} had exited with code 0" if clean else "")
         if self.settings.on_loss is OnLoss.ABORT and self.failure is None:
             self.fail(self.first_casualty)
 
@@ -434,5 +434,4 @@ class Run:
     def progress(self) -> str:
         """How far the window is, for people."""
         window = self.settings.window
-        target = "" if window.target_ranks is None else f", target {window.target_ranks}"
-        return f"{counted(self.ledger.joined_ranks, 'rank')} in (quorum {window.min_rank_start}{target})"
+        return f"{counted(self.ledger.joined_ranks, 'rank')} in ({goal(window.min_rank_start, window.target_ranks)})"

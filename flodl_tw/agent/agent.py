@@ -28,9 +28,9 @@ from flodl_tw.agent.rank_environ import stale
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.agent.spawn import Guardian
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT
-from flodl_tw.core.ledger import rank_span
-from flodl_tw.core.log_text import counted
+from flodl_tw.core.log_text import printable
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
+from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.limits import Limits, scaled
 
 REPLY_SECS: Final = 30
@@ -87,9 +87,8 @@ class Agent:
 
     def say(self, line: str) -> None:
         """A line of ours for people."""
-        text = f"{self._settings.host}: {line}"
-        printable = text if text.isprintable() else repr(text)[1:-1]
-        self._sink.write(ERR, f"flodl-tw: {printable}\n".encode("utf-8", "backslashreplace"))
+        text = printable(f"{self._settings.host}: {line}")
+        self._sink.write(ERR, f"flodl-tw: {text}\n".encode("utf-8", "backslashreplace"))
 
     async def run(self) -> Outcome:
         """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
@@ -195,7 +194,7 @@ class Agent:
         if len(accept.ranks) != count:
             return transient(f"the controller gave {len(accept.ranks)} ranks for {count} devices")
         wait = accept.formation_wait_secs
-        ranks = shown_ranks(accept.ranks)
+        ranks = rank_list(accept.ranks)
         self.say(f"joined {self._settings.endpoint} with {ranks}; waiting for the world, {wait} s at most")
         try:
             # It is ready before the ranks are.
@@ -233,7 +232,7 @@ class Agent:
         assignment = places.assignment
         self.say(
             f"the world has formed: {counted(assignment.world_size, 'rank')} on "
-            f"{counted(assignment.num_workers, 'host')}, here {shown_ranks(assignment.ranks)}"
+            f"{counted(assignment.num_workers, 'host')}, here {rank_list(assignment.ranks)}"
         )
         names = stale(self._environ, assignment)
         if names:
@@ -251,10 +250,3 @@ class Agent:
             self._host = None
             self._ran_secs = self._reactor.seconds() - started
         return outcome
-
-
-def shown_ranks(ranks: tuple[int, ...]) -> str:
-    """A host's ranks for people; they are contiguous where a controller of ours gave them."""
-    if ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
-        return rank_span(range(ranks[0], ranks[0] + len(ranks)))
-    return f"ranks {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"

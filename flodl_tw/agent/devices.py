@@ -16,7 +16,7 @@ from typing import Final
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
-from flodl_tw.core.log_text import MAX_TEXT_BYTES, shortened
+from flodl_tw.core.log_text import MAX_TEXT_BYTES, shown
 
 MAX_NUMBER: Final = 255
 """The hello has one byte a device."""
@@ -27,7 +27,6 @@ HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
 MAX_ENTRIES: Final = 1024
 _MASKS: Final = (CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE)
-SHOWN_CHARS: Final = 80
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OPAQUE = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_.-]{1,200}")
@@ -111,11 +110,11 @@ class Selection:
         return [entry.strip() for entry in self.text.split(",")]
 
     def __str__(self) -> str:
-        return f"{self.where}={_shown(self.text)}"
+        return f"{self.where}={shown(self.text)}"
 
     def wrong(self, limit: str, way_out: str) -> SettingError:
         """What to raise where it cannot be had."""
-        return SettingError(self.where, _shown(self.text), limit, way_out)
+        return SettingError(self.where, shown(self.text), limit, way_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class View:
         if _OPAQUE.fullmatch(entry):
             return self._named(selection, entry)
         if not _NUMBER.fullmatch(entry):
-            limit = f"{_shown(entry)} is neither a number nor a GPU-… or MIG-… name"
+            limit = f"{shown(entry)} is neither a number nor a GPU-… or MIG-… name"
             raise selection.wrong(limit, "name each GPU in one of these ways")
         if int(entry) not in self.gpus:
             those = f"the positions in {self.masks[-1]}" if self.masks else "the GPUs of this host"
@@ -202,7 +201,7 @@ def choose(
     """
     if nproc is not None:
         if option is not None:
-            raise SettingError("--nproc", nproc, f"{where} {_shown(option)} asks for GPUs", "drop one of the two")
+            raise SettingError("--nproc", nproc, f"{where} {shown(option)} asks for GPUs", "drop one of the two")
         return without_gpus(nproc)
     view = _view(inventory, environ)
     asked = Selection(where, "all" if option is None else option.strip())
@@ -288,13 +287,8 @@ def _libtorch(first: Gpu | None, inventory: Inventory) -> tuple[str, tuple[str, 
     return "cpu", (f"{note}and its vendor is not compared: --libtorch says it",)
 
 
-def _shown(text: str) -> str:
-    """A text of somebody's environment: quoted, on one line, and cut where it is long."""
-    return repr(shortened(text, SHOWN_CHARS))
-
-
 def _span(numbers: Mapping[int, Visible]) -> str:
     low, high = min(numbers), max(numbers)
     if high - low + 1 != len(numbers):
-        return _shown(", ".join(map(str, sorted(numbers))))
+        return shown(", ".join(map(str, sorted(numbers))))
     return f"{low} to {high}" if high > low else str(low)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from flodl_tw.agent.devices import Device
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import shown
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello
 from flodl_tw.limits import SCALE_VARIABLE, parse_scale
-from flodl_tw.options import OptionReader, shown, utf8
+from flodl_tw.options import OptionReader, utf8
 from flodl_tw.state_folder import given_token
 
 if TYPE_CHECKING:

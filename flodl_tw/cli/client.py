@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT, show_endpoint
 from flodl_tw.core.fields import ShapeError, decode_object
-from flodl_tw.core.log_text import printable, shortened
+from flodl_tw.core.log_text import printable
 
 if TYPE_CHECKING:
     from flodl_tw.cli.terminal import IReactor
@@ -92,7 +92,7 @@ class Answer:
         try:
             return decode_object(self.body, "its answer")
         except ShapeError:
-            begin = printable(shortened(self.body.decode("utf-8", "replace").strip(), 60)) or "an empty body"
+            begin = printable(self.body.decode("utf-8", "replace").strip(), 60) or "an empty body"
             raise self.controller.foreign(f"status {self.code}, and no JSON object: {begin}") from None
 
 
@@ -192,7 +192,7 @@ def _told(controller: ControllerAddress, error: Exception) -> AnswerError:
     if isinstance(error, ResponseFailed) and not isinstance(cause, errors.ConnectionClosed):
         return controller.foreign("what it sends is not HTTP")
     known = (why for kind, why in _REASONS if isinstance(cause, kind))
-    return _no_answer(controller, next(known, printable(shortened(str(cause), MAX_CHARS))))
+    return _no_answer(controller, next(known, printable(str(cause), MAX_CHARS)))
 
 
 def _no_answer(controller: ControllerAddress, why: str) -> NoAnswerError:

@@ -24,9 +24,10 @@ from flodl_tw.cli.client import (
     NoAnswerError,
     make_client,
 )
-from flodl_tw.cli.status_text import OPEN_PHASES, RunState, parse_state, spans, state_lines, store_lines, why_lines
+from flodl_tw.cli.status_text import OPEN_PHASES, RunState, parse_state, state_lines, store_lines, why_lines
 from flodl_tw.core.fields import Fields, ShapeError
-from flodl_tw.core.log_text import counted, printable, shortened
+from flodl_tw.core.log_text import printable
+from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.options import OptionReader
 from flodl_tw.state_folder import given_token
 from flodl_tw.web.hello_json import hello_to_json
@@ -142,7 +143,7 @@ async def watch(client: ControllerClient, say: Say, *, as_json: bool) -> int:
             if last is None:
                 raise
             if misses == MISSES:
-                gone = f"the controller has gone, its run was {_shown(last.phase)}"
+                gone = f"the controller has gone, its run was {printable(last.phase, MAX_CHARS)}"
                 raise NoAnswerError(f"{gone}: {error}; {AFTER_RUN_HINT}") from None
             continue
         misses = 0
@@ -183,13 +184,13 @@ async def ask_check(client: ControllerClient, say: Say, hello: dict[str, object]
     where = client.controller.shown
     if verdict.flag("admitted"):
         ranks = verdict.wholes("ranks")
-        say(f"{where} would admit this host: {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}")
+        say(f"{where} would admit this host: {rank_list(ranks)}")
         return OK
     if "retry" not in verdict:
         raise verdict.wrong("retry", "true or false")
     retry = verdict.flag("retry")
     hope = "a later attempt may be admitted" if retry else "no retry can fix it"
-    say(f"{where} would refuse this host: {_shown(verdict.text('reason'))} ({hope})")
+    say(f"{where} would refuse this host: {printable(verdict.text('reason'), MAX_CHARS)} ({hope})")
     return REFUSED if retry else REFUSED_FOR_GOOD
 
 
@@ -251,8 +252,4 @@ async def _approved(client: ControllerClient, path: str, body: object = None) ->
     if answer.code == 403 and (controller.token is None or "needs the token" in error):
         given = "give the token with" if controller.token is None else "compare the token in"
         hint = f"; {given} --token-file FILE or FLODL_JOIN_TOKEN"
-    raise RefusedError(f"{controller.shown} refuses: {_shown(error)}{hint}", answer.code)
-
-
-def _shown(text: str) -> str:
-    return shortened(printable(text), MAX_CHARS)
+    raise RefusedError(f"{controller.shown} refuses: {printable(error, MAX_CHARS)}{hint}", answer.code)

@@ -25,8 +25,9 @@ from flodl_tw.agent.outcome import MAX_REASON_CHARS, SILENT_CLOSES, closed_silen
 from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.log_text import counted, printable, shortened
+from flodl_tw.core.log_text import printable, shortened
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello, Reject
+from flodl_tw.core.phrases import counted
 from flodl_tw.core.refusals import RefusalCode
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
 from flodl_tw.options import OptionReader

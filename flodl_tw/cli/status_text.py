@@ -5,28 +5,29 @@ It comes from the network: every piece is checked, escaped and cut.  No Twisted 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from flodl_tw.core.fields import Fields
-from flodl_tw.core.log_text import counted, printable, shortened
+from flodl_tw.core.log_text import printable, shortened
+from flodl_tw.core.phrases import (
+    PHASES,
+    counted,
+    duration,
+    goal,
+    hard_cap_text,
+    out_of,
+    repeats,
+    spans,
+    window_text,
+)
 
 MOST_HOSTS: Final = 64
 """Hosts that are listed; ``--json`` has all of them."""
 CELL_CHARS: Final = {"HOST": 40, "RANKS": 30, "DEVICES": 30, "GPUS": 80, "LIBTORCH": 30}
 """The columns, with the characters that are shown of what a host says; the last column is a time."""
 LAST_COLUMN: Final = "JOINED AFTER"
-PHASES: Final = {
-    "waiting": "the window is open",
-    "staging": "there is a quorum, and the operator may start it",
-    "forming": "the verdict is taken, and the hosts are told",
-    "training": "every host has its world",
-    "done": "every rank has exited with 0",
-    "failed": "it was aborted, or not every rank exited with 0",
-}
 OPEN_PHASES: Final = ("waiting", "staging")
 OVER_PHASES: Final = ("done", "failed")
 COUNTDOWNS: Final = ("window_remaining_secs", "cap_remaining_secs")
@@ -93,39 +94,12 @@ def _member(fields: Fields) -> MemberRow:
     )
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Numbers for people, in their order: ``0-7, 12``; a dash where there are none."""
-    if not numbers:
-        return "-"
-    runs = [[numbers[0]]]
-    for before, number in pairwise(numbers):
-        if number == before + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def duration(secs: int) -> str:
-    """``52 s``, ``4 min 52 s``, ``2 h 3 min``."""
-    minutes, seconds = divmod(secs, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
-def _gpus(labels: Iterable[str]) -> str:
-    told = Counter(map(printable, labels)).items()
-    return ", ".join(label if count == 1 else f"{count} x {label}" for label, count in told) or "-"
-
-
 def _row(member: MemberRow) -> tuple[str, ...]:
     said = (
         printable(member.host),
-        spans(member.ranks),
-        spans(member.local_devices),
-        _gpus(member.gpus),
+        spans(member.ranks) or "-",
+        spans(member.local_devices) or "-",
+        ", ".join(repeats(map(printable, member.gpus))) or "-",
         printable(member.libtorch) or "-",
     )
     cells = (shortened(text, most) for text, most in zip(said, CELL_CHARS.values(), strict=True))
@@ -138,34 +112,24 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _window(state: RunState) -> str:
-    quorum = state.joined_ranks >= state.min_rank_start
-    if state.start_mode == "manual":
-        return "held for the operator's start"
-    if state.window_remaining_secs is None:
-        return "past: the world forms as soon as there is a quorum"
-    outcome = "with the quorum that there is" if quorum else "if there is a quorum by then"
-    return f"closes in {duration(state.window_remaining_secs)}, {outcome}"
-
-
 def _facts(state: RunState) -> Iterator[tuple[str, str]]:
-    met = "met" if state.joined_ranks >= state.min_rank_start else "not met"
-    wanted = f"quorum {state.min_rank_start} ({met})"
-    if state.target_ranks is not None:
-        wanted += f", target {state.target_ranks}"
+    quorum = state.joined_ranks >= state.min_rank_start
+    wanted = goal(state.min_rank_start, state.target_ranks, " (met)" if quorum else " (not met)")
     yield "joined", f"{counted(state.joined_ranks, 'rank')} of {counted(state.joined_hosts, 'host')}; {wanted}"
     if state.phase in OPEN_PHASES:
-        yield "window", _window(state)
+        left = state.window_remaining_secs
+        remaining = None if left is None else duration(left)
+        yield "window", window_text(remaining, manual=state.start_mode == "manual", quorum=quorum)
         if state.cap_remaining_secs is not None:
-            yield "hard cap", f"the run fails in {duration(state.cap_remaining_secs)} if no world has formed"
+            yield "hard cap", hard_cap_text(duration(state.cap_remaining_secs))
     if state.start_mode is not None:
         armed = "armed" if state.start_armed else "not armed"
-        yield "start", f"{shortened(printable(state.start_mode), 40)}, {armed}"
+        yield "start", f"{printable(state.start_mode, 40)}, {armed}"
 
 
 def state_lines(shown: str, state: RunState) -> list[str]:
     """The state of the run at ``shown``, line by line."""
-    phase = shortened(printable(state.phase), 40)
+    phase = printable(state.phase, 40)
     meaning = f": {PHASES[phase]}" if phase in PHASES else ""
     lines = [f"The run at {shown} is {phase}{meaning}."]
     lines += [f"  {label:<10}{text}" for label, text in _facts(state)]
@@ -185,12 +149,12 @@ def why_lines(body: Mapping[str, object]) -> list[str]:
     """Why the run failed, how many ranks have ended, and what they said of it, from ``run.json``."""
     fields = Fields(body, "run.json's ")
     failure = fields.optional("failure", fields.text)
-    lines = [] if failure is None else [f"failed: {shortened(printable(failure), 1000)}"]
+    lines = [] if failure is None else [f"failed: {printable(failure, 1000)}"]
     for each in fields.children("rank_errors")[:MOST_ERRORS]:
         said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
         where = each.text("line")
         line = f"rank {each.whole('rank')}: {said}" + (f", at {where}" if where else "")
-        lines.append(shortened(printable(line), 1000))
+        lines.append(printable(line, 1000))
     exited = fields.whole("exited_ranks")
     if exited and body.get("phase") == "training":
         lines.append(f"exited: {counted(exited, 'rank')} so far")
@@ -203,11 +167,11 @@ def store_lines(body: Mapping[str, object]) -> list[str]:
         return []
     fields = Fields(body, "store.json's ").child("store")
     lines = [
-        f"store: {fields.whole('workers')} of {counted(fields.whole('world_size'), 'rank')} came, "
+        f"store: {out_of(fields.whole('workers'), fields.whole('world_size'), 'rank')} came, "
         f"{counted(fields.whole('keys'), 'key')}, {counted(fields.whole('bytes'), 'byte')}"
     ]
     for each in fields.children("waiting")[:MOST_ERRORS]:
-        key = shortened(printable(each.text("key")), 200)
+        key = printable(each.text("key"), 200)
         lines.append(
             f"  {counted(each.whole('clients'), 'client')} waiting for {key}, {each.whole('seconds')} s so far"
         )

@@ -13,8 +13,8 @@ from flodl_tw.cli.terminal import Printer, say
 from flodl_tw.core.addresses import DEFAULT_PORT, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import printable
+from flodl_tw.core.phrases import join_commands
 from flodl_tw.core.tokens import shown_path
-from flodl_tw.core.views import join_commands
 from flodl_tw.options import OptionReader
 from flodl_tw.state_folder import make_token_file
 

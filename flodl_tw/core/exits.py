@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterable
 
 from flodl_tw.core.errors import ViolationError
-from flodl_tw.core.ledger import Member, rank_span
-from flodl_tw.core.phrases import named_ranks
+from flodl_tw.core.ledger import Member
+from flodl_tw.core.phrases import rank_list
 from flodl_tw.core.reports import RankError
 
 
@@ -73,7 +73,7 @@ class Exits:
         """The place on its host of a rank that has not been reported as ended."""
         if accepted_rank not in member.accepted_ranks:
             raise ViolationError(
-                f"{what} for rank {accepted_rank}, its Accept gave it {rank_span(member.accepted_ranks)}"
+                f"{what} for rank {accepted_rank}, its Accept gave it {rank_list(member.accepted_ranks)}"
             )
         index = accepted_rank - member.accepted_from
         if not self._unreported[member] >> index & 1:
@@ -100,5 +100,5 @@ class Exits:
         told = [f"{len(ended)} of {member.size}", *failed]
         early = [rank for rank in ended if rank not in self._failed]
         if others_run_on and early:
-            told.append(f"{named_ranks(early)} left early")
+            told.append(f"{rank_list(early)} left early")
         return ", ".join(told)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeGuard, TypeVar
 
+from flodl_tw.core.log_text import shown
+
 T = TypeVar("T")
 
 MAX_DIGITS: Final = 20
@@ -21,7 +23,6 @@ MAX_DEPTH: Final = 64
 """Lists and objects inside each other."""
 MAX_COUNT: Final = 10**18 - 1
 MAX_U32: Final = (1 << 32) - 1
-SHOWN_CHARS: Final = 64
 
 _UTF8: Final = "in characters that UTF-8 has"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,18 +31,6 @@ _HEX = re.compile("[0-9a-fA-F]*")
 
 class ShapeError(ValueError):
     """JSON that is not what it should be; the text is for people."""
-
-
-def shown(value: object) -> str:
-    """A value for an error, short whatever it is; what is nested in it is not looked at."""
-    match value:
-        case str():
-            return repr(value[:SHOWN_CHARS] + "…" if len(value) > SHOWN_CHARS else value)
-        case list():
-            return f"(a list of {len(value)})"
-        case dict():
-            return "(an object)"
-    return json.dumps(value)
 
 
 def decode_object(data: bytes | str, what: str) -> dict[str, object]:

@@ -60,11 +60,6 @@ class Member:
         return range(self.accepted_from, self.accepted_from + self.size)
 
 
-def rank_span(ranks: range) -> str:
-    """Contiguous ranks for people: ``rank 3`` or ``ranks 3-6``."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-
-
 class Expectation:
     """The value of one fact that members hold, and how many of them stated it."""
 

@@ -1,4 +1,4 @@
-"""The run as data for ``state.json``, and what the page and the log both show.
+"""The hosts of a run as data for ``state.json``, and as lines for the log.
 
 The state's keys and their order are part of the contract with ``fdl``; nothing is added.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from flodl_tw.core.ledger import Ledger, Member
+from flodl_tw.core.phrases import rank_list
 
+NEWCOMERS_A_LINE: Final = 16
+"""Hosts that share a log line, where so many join in one turn."""
+MOVED_SHOWN: Final = 8
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """JSON without blanks, text as it is, the way the reference writes it."""
     return _ENCODER.encode(value)
 
@@ -59,12 +63,37 @@ class MembersJson:
         return self._text
 
 
-def join_commands(endpoint: str, credentialed: bool, file: str = "FILE") -> tuple[str, str]:
-    """The commands that join a worker, this project's and fdl's; neither ever has the token itself."""
-    token_file, token = (f" --token-file {file}", " --token …") if credentialed else ("", "")
-    return f"flodl-tw join {endpoint}{token_file} -- PROGRAM", f"fdl join {endpoint} --bin PROGRAM{token}"
-
-
 def state_json(head: dict[str, Any], members: str) -> bytes:
     """The whole body: the head's keys in their order, then the members."""
     return f'{compact(head)[:-1]},"members":{members}}}'.encode()
+
+
+class Newcomers:
+    """The hosts that joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+
+    def add(self, member: Member) -> None:
+        """A host has joined."""
+        offer = member.offer
+        self._told.append(
+            f"{member.host!r} from {offer.address} with {rank_list(member.accepted_ranks)} ({offer.hello.libtorch!r})"
+        )
+
+    def lines(self) -> list[str]:
+        """Who joined since the last call, a line's worth each."""
+        told, self._told = self._told, []
+        return ["; ".join(told[first : first + NEWCOMERS_A_LINE]) for first in range(0, len(told), NEWCOMERS_A_LINE)]
+
+
+def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
+    """Whose ranks are others than its Accept named, or None where nobody's are."""
+    gone = [(member, ranks) for member, ranks in assignments if ranks != member.accepted_ranks]
+    if not gone:
+        return None
+    shown = ", ".join(
+        f"{member.host!r} from {rank_list(member.accepted_ranks)} to {rank_list(ranks)}"
+        for member, ranks in gone[:MOVED_SHOWN]
+    )
+    return shown + (f" and {len(gone) - MOVED_SHOWN} more" if len(gone) > MOVED_SHOWN else "")

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.log_text import counted
+from flodl_tw.core.phrases import counted
 
 DEFAULT_CAP: Final = 600
 """Seconds of the hard cap, unless it or a longer window was asked for."""

@@ -6,7 +6,6 @@ second for a few thousand hosts, in which nobody else was served.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import escape
 from itertools import islice
@@ -14,8 +13,9 @@ from typing import Final
 
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd
-from flodl_tw.core.ledger import Member, rank_span
-from flodl_tw.core.views import join_commands
+from flodl_tw.core.ledger import Member
+from flodl_tw.core.log_text import printable
+from flodl_tw.core.phrases import goal, hard_cap_text, join_commands, rank_list, repeats, window_text
 from flodl_tw.core.window import Phase, StartMode
 from flodl_tw.run import Run
 
@@ -34,36 +34,21 @@ MOST_CHARS: Final = 300
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 
-def _window(run: Run, window_secs: int | None) -> str:
-    """When the window closes, as it stands."""
-    if run.settings.window.start_mode is StartMode.MANUAL:
-        return "is held for the operator's start"
-    quorum = run.ledger.joined_ranks >= run.settings.window.min_rank_start
-    if window_secs is None:
-        return "is past: the world forms as soon as there is a quorum"
-    return f"closes in {window_secs} s, " + (
-        "with the quorum that there is" if quorum else "if there is a quorum by then"
-    )
-
-
 def _facts(run: Run) -> list[tuple[str, str]]:
     head = run.state_head()
-    target = head["target_ranks"]
-    wanted = f"quorum {head['min_rank_start']}" + (f", target {target}" if target else "")
+    window = run.settings.window
     facts = [
-        ("Ranks", f"{head['joined_ranks']} in; {wanted}"),
+        ("Ranks", f"{head['joined_ranks']} in; {goal(window.min_rank_start, window.target_ranks)}"),
         ("Hosts", str(head["joined_hosts"])),
         ("Start", head["start_mode"] + (", armed" if head["start_armed"] else "")),
     ]
     if run.is_open:
-        facts.append(("Window", _window(run, head["window_remaining_secs"])))
-        facts.append(("Hard cap", f"the run fails in {head['cap_remaining_secs']} s if no world has formed"))
+        left, cap = head["window_remaining_secs"], head["cap_remaining_secs"]
+        manual = window.start_mode is StartMode.MANUAL
+        quorum = run.ledger.joined_ranks >= window.min_rank_start
+        closes = window_text(None if left is None else f"{left} s", manual=manual, quorum=quorum, verb="is ")
+        facts += [("Window", closes), ("Hard cap", hard_cap_text(f"{cap or 0} s"))]
     return facts
-
-
-def printable(text: str) -> str:
-    """Text from a peer as a page may hold it: what does not print is escaped."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _tag(name: str, text: str) -> str:
@@ -75,21 +60,16 @@ def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table><tr>{''.join(_tag('th', heading) for heading in headings)}</tr>{body}</table>"
 
 
-def _gpus(labels: tuple[str, ...]) -> str:
-    """Each label once, with how often it came; cut where there are too many to read."""
-    told = "; ".join(label if count == 1 else f"{count} x {label}" for label, count in Counter(labels).items())
-    return told if len(told) <= MOST_CHARS else told[:MOST_CHARS] + "…"
-
-
 def _member_row(run: Run, member: Member, ranks: range, others_run_on: bool) -> list[str]:
     hello = member.offer.hello
     end = run.ends.get(member)
+    told = "; ".join(repeats(hello.gpus))
     return [
         hello.host,
-        rank_span(ranks),
+        rank_list(ranks),
         ", ".join(map(str, hello.local_devices)),
         member.offer.address,
-        _gpus(hello.gpus),
+        told if len(told) <= MOST_CHARS else told[:MOST_CHARS] + "…",
         hello.libtorch,
         f"{int(member.joined_at)} s",
         "open" if end is None else end.value,

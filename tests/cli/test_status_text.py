@@ -8,9 +8,7 @@ from typing import Any
 from flodl_tw.cli.status_text import (
     MOST_ERRORS,
     MOST_HOSTS,
-    duration,
     parse_state,
-    spans,
     state_lines,
     store_lines,
     why_lines,
@@ -176,23 +174,6 @@ class ParseTests(unittest.TestCase):
             with self.subTest(text), self.assertRaises(ShapeError) as caught:
                 parse_state(value)
             self.assertEqual(str(caught.exception), text)
-
-
-class WordsTests(unittest.TestCase):
-    def test_spans(self) -> None:
-        for numbers, text in (
-            ([], "-"),
-            ([3], "3"),
-            ([0, 1], "0-1"),
-            ([0, 1, 2, 7, 9, 10], "0-2, 7, 9-10"),
-            ([2, 1, 0], "2, 1, 0"),
-            ([5, 5], "5, 5"),
-        ):
-            self.assertEqual(spans(numbers), text)
-
-    def test_durations(self) -> None:
-        for secs, text in ((0, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (3600, "1 h 0 min")):
-            self.assertEqual(duration(secs), text)
 
 
 def an_error(

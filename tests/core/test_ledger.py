@@ -423,10 +423,10 @@ class TestEdges(LedgerTestCase):
 
     def test_a_limit_s_reason_has_the_figure_and_the_limit(self) -> None:
         for change, parts in (
-            ({"host": "ü" * 128}, ("'" + "ü" * 64 + "…'", "256 bytes", "the limit is 255", "shorten it")),
+            ({"host": "ü" * 128}, ("'" + "ü" * 100 + "…'", "256 bytes", "the limit is 255", "shorten it")),
             ({"host": "a\x1bb"}, (r"'a\x1bb'", "do not print", "leave them out")),
             ({"gpus": ("x",) * 257}, ("'gpu-a'", "257 GPU labels", "the limit is 256")),
-            ({"gpus": ("x" * 300,)}, ("'gpu-a'", "'" + "x" * 64 + "…'", "300 bytes", "the limit is 255")),
+            ({"gpus": ("x" * 300,)}, ("'gpu-a'", "'" + "x" * 100 + "…'", "300 bytes", "the limit is 255")),
         ):
             reason = self.refused(Ledger(), offer(**change)).reason
             for part in parts:

@@ -171,18 +171,5 @@ class TestMembers(unittest.TestCase):
             views.state_json({"phase": "ü", "n": None}, "[1]"), '{"phase":"ü","n":null,"members":[1]}'.encode()
         )
 
-    def test_a_join_command_has_the_port_and_no_token(self) -> None:
-        self.assertEqual(
-            views.join_commands("gpu-head:29500", False),
-            ("flodl-tw join gpu-head:29500 -- PROGRAM", "fdl join gpu-head:29500 --bin PROGRAM"),
-        )
-        self.assertEqual(
-            views.join_commands("[fd00::1]:1", True),
-            (
-                "flodl-tw join [fd00::1]:1 --token-file FILE -- PROGRAM",
-                "fdl join [fd00::1]:1 --bin PROGRAM --token …",
-            ),
-        )
-
     def test_no_member_is_an_empty_array(self) -> None:
         self.assertEqual(views.MembersJson(Ledger()).text(), "[]")

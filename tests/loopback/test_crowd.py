@@ -193,7 +193,7 @@ class Crowd(ProcessTestCase):
             pass
         if answer:
             self.assertTrue(answer.startswith(b"HTTP/1.1 431 "), answer)
-        self.controller.said("head is over the limit of 16384 bytes")
+        self.controller.said("head is over the limit of 500 lines")
         self.assertLess(self.controller.resident_kib() - warm, SLACK_KIB)
 
     def test_a_head_just_over_the_limit_gets_431(self) -> None:

@@ -258,7 +258,7 @@ class BodyTests(AbortTestCase):
             (b'{"reason":" \\t "}', "reason ' \\t ': it is blank"),
             (b'{"reason":"a\\nb"}', "reason 'a\\nb': it has characters that do not print"),
             (b'{"reason":"\\u202e"}', "reason '\\u202e': it has characters that do not print"),
-            (json.dumps({"reason": "a" * 513}).encode(), f"reason '{'a' * 64}…': it has 513 bytes, the limit is 512"),
+            (json.dumps({"reason": "a" * 513}).encode(), f"reason '{'a' * 100}…': it has 513 bytes, the limit is 512"),
             (json.dumps({"reason": "ü" * 257}).encode(), "it has 514 bytes, the limit is 512"),
             (b'{"a":' * 800, "the body is not"),
             (b"[" * 4096, "the body is nested deeper than 64"),

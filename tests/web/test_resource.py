@@ -576,7 +576,7 @@ class PageTests(StatusTestCase):
         self.assertIn("<td>1 of 3, rank 1 left early</td>", self.page(door))
         first.send(first.talk.exited(0, -11) + first.talk.exited(2))
         self.assertIn(
-            "<td>3 of 3, rank 0 with code -11 (killed by SIGSEGV), ranks 1, 2 left early</td><", self.page(door)
+            "<td>3 of 3, rank 0 with code -11 (killed by SIGSEGV), ranks 1-2 left early</td><", self.page(door)
         )
         second.send(second.talk.exited(3))
         page = self.page(door)

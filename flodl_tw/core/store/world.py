@@ -8,7 +8,8 @@ from typing import Any
 
 from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
-from flodl_tw.core.log_text import counted, shortened
+from flodl_tw.core.log_text import shortened
+from flodl_tw.core.phrases import counted, out_of
 from flodl_tw.core.store.keys import KeySpace
 from flodl_tw.core.store.wire import StoreLimits
 
@@ -105,7 +106,7 @@ class WorldStore:
         """The same for people: a line, and one for each key that is waited for."""
         view = self.view()
         lines = [
-            f"{view['workers']} of {counted(view['world_size'], 'rank')} came to the store; it has "
+            f"{out_of(view['workers'], view['world_size'], 'rank')} came to the store; it has "
             f"{counted(view['connected'], 'connection')}, {counted(view['keys'], 'key')} and "
             f"{counted(view['bytes'], 'byte')}"
         ]
