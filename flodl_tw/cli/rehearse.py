@@ -116,7 +116,7 @@ class Plan:
         return [Player(replace(hello, **BAD[kind][1]), kind) for hello, kind in zip(alike, self.bad, strict=True)]
 
 
-def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+def rehearse(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """Join simulated hosts to a controller, train for a while, and tell whether all went as it should."""
     plan = read_plan(options, environ)
     reactor = make_reactor()
@@ -134,7 +134,7 @@ def rehearse(options: Mapping[str, Any], program: list[str], environ: Mapping[st
     return 1 if printer.failed else status
 
 
-def read_plan(options: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
+def read_plan(options: Mapping[str, object], environ: Mapping[str, str]) -> Plan:
     """What is to be rehearsed; SettingError for the first option that cannot be used."""
     texts = OptionReader(options, environ)
     controller = controller_of(texts)
