@@ -53,7 +53,7 @@ class RehearseTests(AgentTestCase):
             command.send_signal(number)
         self.assertEqual((command.ended(), controller.ended(PATIENCE)), (1, 1))
         self.assertEqual(command.err, "flodl-tw: not as it should be: ended at once by SIGTERM\n")
-        self.assertRegex(controller.log, "host 'rehearsal-0[12]' is gone [(]link [a-z]+[)] before ranks [02], [13]")
+        self.assertRegex(controller.log, "host 'rehearsal-0[12]' is gone [(]link [a-z]+[)] before ranks [02]-[13]")
 
     def test_an_abort_ends_it_with_the_reason(self) -> None:
         controller = self.start("--min-rank-start", "99")
