@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from flodl_tw.core.fields import MAX_U32, Fields, decode_object
 from flodl_tw.core.messages import SIGNATURE_BYTES, VERSIONS, Hello
@@ -12,9 +12,9 @@ _OPTIONAL: Final = ("run_id", "nccl_version", "model_sig")
 """Fields that a hello of version 2 does not have."""
 
 
-def hello_to_json(hello: Hello, version: int) -> dict[str, Any]:
+def hello_to_json(hello: Hello, version: int) -> dict[str, object]:
     """The object that ``hello_from_json`` reads; a field that the hello does not state is left out."""
-    told: dict[str, Any] = {
+    told: dict[str, object] = {
         "host": hello.host,
         "local_devices": list(hello.local_devices),
         "gpus": list(hello.gpus),

@@ -16,7 +16,7 @@ from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.web.access import DeclinedError
 from flodl_tw.web.actions import abort_run, check_hello, start_run
-from flodl_tw.web.connection import answer, answer_json, attempt_of
+from flodl_tw.web.answers import answer, answer_json, attempt_of
 from flodl_tw.web.page import POLICY, page
 
 Answered = Awaitable[bytes | None]

@@ -23,6 +23,7 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.internet.threads import deferToThread
 
 from flodl_tw import ControllerServer, ControllerSettings
+from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
 from tests.waiting import ReactorTestCase, waits
 
@@ -136,6 +137,21 @@ class TransportTests(ReactorTestCase):
             self.assertTrue(answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer)
 
         await self.serving(ask, **{"min-rank-start": 9, "start": "manual"})
+
+    @waits
+    async def test_a_request_over_a_limit_or_none_is_refused_and_counted(self) -> None:
+        async def refuse(server: ControllerServer) -> None:
+            for request, code in (
+                (b"POST /start HTTP/1.1\r\nContent-Length: 4097\r\n\r\n", 413),
+                (b"GET /" + b"x" * 3000, 414),
+                (b"GET / HTTP/1.1\r\nno colon\r\nHost: localhost\r\n\r\n", 400),
+            ):
+                answer = await self.asked(server, request, 1 << 20)
+                self.assertTrue(answer.startswith(b"HTTP/1.1 %d " % code), answer)
+                self.assertEqual(answer.count(b"HTTP/1.1"), 1)
+                self.assertEqual(server.front.ended[ConnectionEnd[f"HTTP_{code}"]], 1)
+
+        await self.serving(refuse, **{"min-rank-start": 9})
 
     @waits
     async def test_a_stop_tells_the_hosts(self) -> None:
