@@ -6,8 +6,9 @@ The state's keys and their order are part of the contract with ``fdl``; nothing 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.phrases import rank_list
@@ -23,7 +24,7 @@ def compact(value: object) -> str:
     return _ENCODER.encode(value)
 
 
-def member_view(member: Member, ranks: range) -> dict[str, Any]:
+def member_view(member: Member, ranks: range) -> dict[str, object]:
     """One member's object in ``state.json``."""
     hello = member.offer.hello
     return {
@@ -63,7 +64,7 @@ class MembersJson:
         return self._text
 
 
-def state_json(head: dict[str, Any], members: str) -> bytes:
+def state_json(head: Mapping[str, object], members: str) -> bytes:
     """The whole body: the head's keys in their order, then the members."""
     return f'{compact(head)[:-1]},"members":{members}}}'.encode()
 

@@ -16,7 +16,7 @@ from flodl_tw.core.tokens import parse_token
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import WorkerFields
 from flodl_tw.fdl.yaml_document import read_document
-from flodl_tw.fdl.yaml_nodes import Block, Value, known_keys, shown
+from flodl_tw.fdl.yaml_nodes import Block, Value, known_keys, safe_text
 from flodl_tw.options import by_word
 
 MAX_SECONDS: Final = 366 * 24 * 3600
@@ -119,7 +119,7 @@ class _Worker:
 
     @property
     def name(self) -> str:
-        return f"{self.block.location.path} ({shown(self.entry.host, quoted=False)})"
+        return f"{self.block.location.path} ({safe_text(self.entry.host, quoted=False)})"
 
 
 def _roster(workers: Sequence[_Worker]) -> Mapping[str, RosterEntry]:

@@ -14,7 +14,7 @@ import yaml
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.tokens import shown_path
-from flodl_tw.fdl.yaml_nodes import TAG, Location, Value, shown
+from flodl_tw.fdl.yaml_nodes import TAG, Location, Value, safe_text
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
@@ -91,7 +91,7 @@ def _compose(text: str, start: Location) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem, line = shown(f"{error.problem}", quoted=False), mark.line + 1 if mark else 1
+        problem, line = safe_text(f"{error.problem}", quoted=False), mark.line + 1 if mark else 1
     except (ValueError, OverflowError):
         problem = "an escape in it names no character"
     # A tag's handle is a text of the file's.

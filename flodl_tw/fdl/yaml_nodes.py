@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import yaml
 
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import SHOWN_CHARS, shortened, shown
 from flodl_tw.core.tokens import without_tokens
 
 T = TypeVar("T")
@@ -51,12 +52,10 @@ def known_keys(level: str) -> list[str]:
     return " ".join(KNOWN_KEYS[level]).split()
 
 
-def shown(text: str, quoted: bool = True) -> str:
+def safe_text(text: str, quoted: bool = True) -> str:
     """``text`` for an error: one line, not too long, and no token that stands in a wrong place."""
     text = without_tokens(text)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return repr(text) if quoted or not text.isprintable() else text
+    return shown(text) if quoted or not text.isprintable() else shortened(text, SHOWN_CHARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Location:
         return SettingError(str(self), "" if value is None else f"is {value}", limit, way_out)
 
     def below(self, key: str, node: yaml.Node) -> Location:
-        key = key if re.fullmatch(r"[\w-]+", key) and without_tokens(key) == key else shown(key)
+        key = key if re.fullmatch(r"[\w-]+", key) and without_tokens(key) == key else safe_text(key)
         return replace(self, path=f"{self.path}.{key}" if self.path else key).at(node)
 
     def item(self, index: int, node: yaml.Node) -> Location:
@@ -106,7 +105,7 @@ class Value:
     @property
     def value(self) -> str:
         if isinstance(self.node, yaml.ScalarNode):
-            return shown(self.node.value, self.kind not in ("int", "float", "bool"))
+            return safe_text(self.node.value, self.kind not in ("int", "float", "bool"))
         return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
 
     def error(self, limit: str, way_out: str) -> SettingError:
