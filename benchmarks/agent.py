@@ -29,8 +29,8 @@ from pathlib import Path
 
 from shared import controller, cpu_secs, head, memory, row
 
+from flodl_tw.core.fields import compact
 from flodl_tw.core.messages import Accept, WorldFormed, encode_join
-from flodl_tw.core.views import compact
 from flodl_tw.core.wire import JOIN_MAGIC, ZERO_KEY
 from flodl_tw.testing import SimulatedClient, make_hello
 

@@ -13,11 +13,12 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from flodl_tw.core.settings import RunSettings
 from flodl_tw.core.window import forming_text
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import Wait, after, guarded
-from flodl_tw.run import Run, RunEnd, RunSettings
+from flodl_tw.run import Run, RunEnd
 
 _log = Logger()
 
@@ -87,7 +88,7 @@ class Controller:
         return Run(self.settings, salt, self.clock.seconds, self.happened)
 
     def _open_run(self) -> None:
-        self.run.open()
+        self.run.window.open()
         window = self.settings.window
         _log.info(
             "the join window is open for {window:g} s, with a hard cap of {cap:g} s, start {start}, "
@@ -96,7 +97,7 @@ class Controller:
             cap=window.cap_secs,
             start=window.start_mode.value,
             admission="credentialed" if self.credentialed else "open",
-            standing=self.run.progress(),
+            standing=self.run.window.progress(),
         )
         _log.info("{forms}", forms=forming_text(window))
         self._watch_clock()

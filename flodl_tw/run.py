@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from enum import Enum
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from twisted.logger import Logger
 
@@ -20,61 +19,30 @@ from flodl_tw.core.ends import LinkEnd
 from flodl_tw.core.errors import ViolationError
 from flodl_tw.core.exits import Exits
 from flodl_tw.core.facts import RUN_FACT, Offer
-from flodl_tw.core.ledger import Ledger, Member
+from flodl_tw.core.join_window import JoinWindow, closed
+from flodl_tw.core.ledger import Member
 from flodl_tw.core.log_text import quoted
-from flodl_tw.core.phrases import counted, goal, rank_list
-from flodl_tw.core.refusals import Refusal, RefusalCode, RefusedHosts
+from flodl_tw.core.phrases import counted, rank_list
+from flodl_tw.core.refusals import Refusal
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.store.wire import StoreLimits
+from flodl_tw.core.settings import OnLoss, RunSettings
 from flodl_tw.core.store.world import WorldStore
 from flodl_tw.core.window import (
     Failed,
     Formed,
-    Open,
     Phase,
-    Standing,
-    Verdict,
-    WindowSettings,
-    countdown,
-    open_phase,
-    verdict,
 )
 from flodl_tw.core.wire import SALT_BYTES
-from flodl_tw.core.world import LaunchSettings, World
+from flodl_tw.core.world import World
 from flodl_tw.once import Once
 
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
-SHOWN_ERRORS: Final = 64
-"""Exceptions of ranks that are told: a world's ranks mostly die of one cause."""
 RUN_ID_BYTES: Final = 8
 """Random bytes of a world's run id, where its members state none."""
 
 
 _log = Logger()
-
-
-class OnLoss(Enum):
-    """What a lost host or a failed rank does to the others."""
-
-    ABORT = "abort"
-    CONTINUE = "continue"
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What a run is given; the same for every run of a controller."""
-
-    window: WindowSettings = field(default_factory=WindowSettings)
-    nccl: bool = True
-    dataset_sig: bytes | None = None
-    model_sig: bytes | None = None
-    on_loss: OnLoss = OnLoss.ABORT
-    launch: LaunchSettings = field(default_factory=LaunchSettings)
-    one_salt: bool = False
-    """Whether the ranks' salt is the session's: a backend behind a forwarded channel knows no other."""
-    store: StoreLimits | None = None
-    """What torch's store may hold; None where it is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +51,6 @@ class RunEnd:
 
     phase: Phase
     failure: str | None = None
-
-
-class AfterRun(Enum):
-    """What follows when a run is over."""
-
-    EXIT = "exit"
-    HOLD = "hold"
-    REARM = "rearm"
 
 
 class ControlLink(Protocol):
@@ -104,7 +64,7 @@ class ControlLink(Protocol):
 
 
 class Run:
-    """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for a ``evaluate``.
+    """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for an ``evaluate``.
 
     ``session_salt`` (16 bytes) keys the control links of this run.
     """
@@ -114,7 +74,9 @@ class Run:
     ) -> None:
         self.settings = settings
         self.session_salt = session_salt
-        self.ledger = Ledger(nccl=settings.nccl, dataset_sig=settings.dataset_sig, model_sig=settings.model_sig)
+        self.window = JoinWindow(settings, seconds)
+        self.ledger = self.window.ledger
+        """Who is in; frozen at the verdict."""
         self.links: dict[Member, ControlLink] = {}
         """The links that are open, by member; after the verdict the ledger keeps members whose link is gone."""
         self.world: World | None = None
@@ -122,10 +84,6 @@ class Run:
         """Why the run failed; set once, by the first cause."""
         self.first_casualty: str | None = None
         """The first lost host or failed rank."""
-        self.armed = False
-        self.refused = 0
-        self.refused_hosts = RefusedHosts()
-        """The hosts refused last."""
         self.ends: dict[Member, LinkEnd] = {}
         """How the links of the world's members ended, so far."""
         self.exits: Exits | None = None
@@ -138,7 +96,6 @@ class Run:
         """For those who wait for its end."""
         self._seconds = seconds
         self._happened = happened
-        self._opened = seconds()
         self._closed_phase: Phase | None = None
         self._assignments: dict[Member, range] = {}
         self._to_ship: list[Member] = []
@@ -151,18 +108,9 @@ class Run:
     # What is asked of a run
 
     @property
-    def elapsed(self) -> float:
-        """Seconds since the window opened."""
-        return self._seconds() - self._opened
-
-    def standing(self) -> Standing:
-        """What a verdict looks at, now."""
-        return Standing(self.ledger.joined_ranks, self.elapsed, self.armed, self.refused)
-
-    @property
     def phase(self) -> Phase:
         """Where the run stands."""
-        return self._closed_phase or open_phase(self.settings.window, self.standing())
+        return self._closed_phase or self.window.phase
 
     @property
     def is_open(self) -> bool:
@@ -181,67 +129,32 @@ class Run:
 
     def secs_to_deadline(self) -> float | None:
         """Seconds until the clock alone may change the verdict, or None where it cannot."""
-        if not self.is_open:
-            return None
-        window = self.settings.window
-        elapsed = self.elapsed
-        return max(0.0, (window.window_secs if elapsed < window.window_secs else window.cap_secs) - elapsed)
-
-    def cap_remaining(self) -> int:
-        """Whole seconds left of the hard cap: how long a member may have to wait for its world."""
-        return countdown(self.settings.window.cap_secs, self.elapsed) or 0
-
-    def state_head(self) -> dict[str, Any]:
-        """The keys of ``state.json`` before ``members``, in order."""
-        window = self.settings.window
-        elapsed = self.elapsed
-        return {
-            "phase": self.phase.value,
-            "joined_ranks": self.ledger.joined_ranks,
-            "joined_hosts": self.ledger.joined_hosts,
-            "min_rank_start": window.min_rank_start,
-            "target_ranks": window.target_ranks,
-            "window_remaining_secs": countdown(window.window_secs, elapsed) if self.is_open else None,
-            "cap_remaining_secs": countdown(window.cap_secs, elapsed) if self.is_open else None,
-            "start_mode": window.start_mode.value,
-            "start_armed": self.armed,
-        }
+        return self.window.secs_to_deadline() if self.is_open else None
 
     def state_json(self) -> bytes:
         """The body of ``state.json``; its members are rendered at most once a change."""
-        return views.state_json(self.state_head(), self._members_json.text())
+        head = views.state_head(self.window, self.phase, is_open=self.is_open)
+        return views.state_json(head, self._members_json.text())
+
+    def why(self) -> dict[str, object]:
+        """The body of ``run.json``."""
+        return views.run_json(self.phase, self.failure, self.exits)
 
     def refusal(self, offer: Offer) -> Refusal | None:
         """Why the offer would be refused now, or None.  Changes nothing."""
-        standing = self.standing()
-        due = verdict(self.settings.window, standing) if self.is_open else None
-        return self.ledger.refusal(offer, standing.elapsed) if isinstance(due, Open) else self._window_closed(due)
-
-    def why(self) -> dict[str, Any]:
-        """The body of ``run.json``: the phase, why the run failed, how many ranks ended, and what some died of."""
-        errors = {} if self.exits is None else self.exits.errors
-        told = [{"rank": rank, **asdict(error)} for rank, error in sorted(errors.items())[:SHOWN_ERRORS]]
-        exited = 0 if self.exits is None else self.exits.count
-        return {"phase": self.phase.value, "failure": self.failure, "exited_ranks": exited, "rank_errors": told}
+        return self.window.refusal(offer) if self._closed_phase is None else closed(self._closed_phase)
 
     # What happened
-
-    def open(self) -> None:
-        """The window opens, and its time begins."""
-        self._opened = self._seconds()
 
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
         """A host offers itself; it is a member from here on, or refused."""
         refusal = self.refusal(offer)
         if refusal is not None:
             self.refuse(refusal, f"host {quoted(offer.hello.host)} at {offer.address}")
-            self.refused_hosts.add(quoted(offer.hello.host), offer.address, refusal, self.elapsed)
-            if refusal.code is not RefusalCode.WINDOW_CLOSED:
-                # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
-                self.refused += 1
+            if self.window.refuse(offer, refusal):
                 self._happened()
             return refusal
-        member = self.ledger.enter(offer, self.elapsed)
+        member = self.window.enter(offer)
         self.links[member] = link
         self._newcomers.add(member)
         self._happened()
@@ -253,10 +166,10 @@ class Run:
 
     def arm(self, address: str) -> None:
         """The operator started the run, from ``address``; it stays armed until the run ends."""
-        if not self.is_open or self.armed:
+        if not self.is_open or self.window.armed:
             return
-        self.armed = True
-        _log.info("operator start from {address}: {standing}", address=address, standing=self.progress())
+        self.window.armed = True
+        _log.info("operator start from {address}: {standing}", address=address, standing=self.window.progress())
         self._happened()
 
     def abort(self, reason: str, address: str) -> None:
@@ -264,7 +177,7 @@ class Run:
         if self.phase in (Phase.DONE, Phase.FAILED):
             return
         self._tell_newcomers()
-        _log.warn("operator abort from {address}: {standing}", address=address, standing=self.progress())
+        _log.warn("operator abort from {address}: {standing}", address=address, standing=self.window.progress())
         self.fail(f"aborted by the operator: {reason}")
         self._happened()
 
@@ -279,7 +192,7 @@ class Run:
                 "{host!r} left while the window is open (link {end}): {standing}",
                 host=member.host,
                 end=end.value,
-                standing=self.progress(),
+                standing=self.window.progress(),
             )
         else:
             self.ends[member] = LinkEnd.ABORTED if member in self._aborted else end
@@ -312,11 +225,11 @@ class Run:
         """Decide on all that happened since the last call.  Called at the end of a turn, never inside a callback."""
         self._tell_newcomers()
         if self.is_open:
-            judged = verdict(self.settings.window, self.standing())
+            judged = self.window.verdict()
             if isinstance(judged, Formed):
                 self._form(judged.why)
             elif isinstance(judged, Failed):
-                self.fail(judged.why + self.refused_hosts.told())
+                self.fail(self.window.why_failed(judged))
         if self._abort_due:
             self._abort_all()
         if self._closed_phase is Phase.FORMING:
@@ -350,7 +263,7 @@ class Run:
 
     def _tell_newcomers(self) -> None:
         for joined in self._newcomers.lines():
-            _log.info("joined: {joined}: {standing}", joined=joined, standing=self.progress())
+            _log.info("joined: {joined}: {standing}", joined=joined, standing=self.window.progress())
 
     def _form(self, why: str) -> None:
         assignments = tuple(self.ledger.roster())
@@ -367,7 +280,7 @@ class Run:
             "the world forms: {ranks} on {hosts} after {secs} s ({why})",
             ranks=counted(self.world.world_size, "rank"),
             hosts=counted(len(assignments), "host"),
-            secs=int(self.elapsed),
+            secs=int(self.window.elapsed),
             why=why,
         )
         if (shown := views.moved(assignments)) is not None:
@@ -422,16 +335,3 @@ class Run:
             self.failure = self.first_casualty
             _log.error("the run has failed: {why}", why=self.failure)
         self._end_parts()
-
-    def _window_closed(self, due: Verdict | None) -> Refusal:
-        # What closes the window may have happened in this very turn, whose end takes the verdict.
-        phase = {Formed: Phase.FORMING, Failed: Phase.FAILED}.get(type(due), self.phase)
-        return Refusal(
-            RefusalCode.WINDOW_CLOSED,
-            f"the run is {phase.value}, and its membership is settled: wait for the next run, if there is one",
-        )
-
-    def progress(self) -> str:
-        """How far the window is, for people."""
-        window = self.settings.window
-        return f"{counted(self.ledger.joined_ranks, 'rank')} in ({goal(window.min_rank_start, window.target_ranks)})"

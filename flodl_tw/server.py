@@ -31,11 +31,12 @@ from flodl_tw.channels.join import JoinFactory
 from flodl_tw.channels.rendezvous import RendezvousFactory
 from flodl_tw.channels.store import StoreFactory
 from flodl_tw.controller import Controller
+from flodl_tw.core.settings import AfterRun
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import after
 from flodl_tw.once import Once
-from flodl_tw.run import AfterRun, RunEnd
+from flodl_tw.run import RunEnd
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.web.factory import StatusFactory
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.settings import AfterRun, OnLoss, RunSettings
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE, shown_path
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
 from flodl_tw.options import OptionReader, Placed, by_word
-from flodl_tw.run import AfterRun, OnLoss, RunSettings
 from flodl_tw.state_folder import default_state_dir, given_token, readable_token
 
 if TYPE_CHECKING:

@@ -25,10 +25,11 @@ from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.phrases import join_commands
+from flodl_tw.core.settings import AfterRun
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
 from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock
-from flodl_tw.run import AfterRun, RunEnd
+from flodl_tw.run import RunEnd
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.state_folder import StateFolder, check_writable, write_atomically
 

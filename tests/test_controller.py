@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
-from flodl_tw.run import AfterRun
+from flodl_tw.core.settings import AfterRun
 from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 
@@ -134,7 +134,7 @@ class AfterRunTests(PumpedTestCase):
         door.dial().join(host=" ")
         door.clock.advance(50)
         door.http(START)
-        self.assertEqual((door.state()["phase"], door.controller.run.refused), ("training", 1))
+        self.assertEqual((door.state()["phase"], door.controller.run.window.refused), ("training", 1))
         for rank, dial in enumerate(dials):
             dial.messages()
             dial.send(dial.talk.exited(rank))
@@ -158,7 +158,7 @@ class AfterRunTests(PumpedTestCase):
                 "members": [],
             },
         )
-        self.assertEqual(door.controller.run.refused, 0)
+        self.assertEqual(door.controller.run.window.refused, 0)
 
     def test_the_next_run_has_deadlines_of_its_own(self) -> None:
         door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)

@@ -13,8 +13,9 @@ from zope.interface import implementer
 
 import flodl_tw
 from flodl_tw.controller import NoWorldError
+from flodl_tw.core.settings import AfterRun
 from flodl_tw.core.window import Phase
-from flodl_tw.run import AfterRun, RunEnd
+from flodl_tw.run import RunEnd
 from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.testing import ClockedController, FakePort

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from flodl_tw.core.fields import Fields, decode_hex_object
+from flodl_tw.core.fields import Fields, compact, decode_hex_object
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
-from flodl_tw.core.views import compact
 
 CLUSTER_VARIABLE: Final = "FLODL_INTERNAL_CLUSTER_JSON"
 RELAY_VARIABLE: Final = "FLODL_INTERNAL_RELAY_JSON"

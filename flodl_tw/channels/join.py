@@ -128,7 +128,8 @@ class JoinProtocol(FramedProtocol):
         self.identified()
         sockets.tune_link(self.peeker.transport, self._shared.limits)
         salt_hex = None if self._shared.controller.credentialed else self.run.session_salt.hex()
-        self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, self.run.cap_remaining()))
+        _, wait_secs = self.run.window.countdowns()
+        self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, wait_secs or 0))
 
     def _reject(self, key: bytes, refusal: Refusal) -> None:
         self.identified()

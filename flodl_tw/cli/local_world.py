@@ -15,12 +15,12 @@ from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
 from flodl_tw.cli.terminal import run_to_end
+from flodl_tw.core.settings import RunSettings
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, STOP_GRACE, Limits, parse_scale
 from flodl_tw.options import ENVIRONMENT_PREFIX, OptionReader, environment_name
-from flodl_tw.run import RunSettings
 from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 

@@ -227,3 +227,11 @@ class Fields:
         if not isinstance(value, list):
             raise self.wrong(key, limit)
         return value
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def compact(value: object) -> str:
+    """JSON without blanks, text as it is, the way the reference writes it."""
+    return _ENCODER.encode(value)

@@ -5,23 +5,23 @@ The state's keys and their order are part of the contract with ``fdl``; nothing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Final
 
+from flodl_tw.core.exits import Exits
+from flodl_tw.core.fields import compact
+from flodl_tw.core.join_window import JoinWindow
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.phrases import rank_list
+from flodl_tw.core.window import Phase
 
 NEWCOMERS_A_LINE: Final = 16
 """Hosts that share a log line, where so many join in one turn."""
 MOVED_SHOWN: Final = 8
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def compact(value: object) -> str:
-    """JSON without blanks, text as it is, the way the reference writes it."""
-    return _ENCODER.encode(value)
+SHOWN_ERRORS: Final = 64
+"""Exceptions of ranks that are told: a world's ranks mostly die of one cause."""
 
 
 def member_view(member: Member, ranks: range) -> dict[str, object]:
@@ -98,3 +98,27 @@ def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
         for member, ranks in gone[:MOVED_SHOWN]
     )
     return shown + (f" and {len(gone) - MOVED_SHOWN} more" if len(gone) > MOVED_SHOWN else "")
+
+
+def state_head(window: JoinWindow, phase: Phase, *, is_open: bool) -> dict[str, object]:
+    """The keys of ``state.json`` before ``members``, in order; a window that is closed has no time left."""
+    window_secs, cap_secs = window.countdowns() if is_open else (None, None)
+    return {
+        "phase": phase.value,
+        "joined_ranks": window.ledger.joined_ranks,
+        "joined_hosts": window.ledger.joined_hosts,
+        "min_rank_start": window.settings.min_rank_start,
+        "target_ranks": window.settings.target_ranks,
+        "window_remaining_secs": window_secs,
+        "cap_remaining_secs": cap_secs,
+        "start_mode": window.settings.start_mode.value,
+        "start_armed": window.armed,
+    }
+
+
+def run_json(phase: Phase, failure: str | None, exits: Exits | None) -> dict[str, object]:
+    """The body of ``run.json``: the phase, why the run failed, how many ranks ended, and what some died of."""
+    errors = {} if exits is None else exits.errors
+    told = [{"rank": rank, **asdict(error)} for rank, error in sorted(errors.items())[:SHOWN_ERRORS]]
+    exited = 0 if exits is None else exits.count
+    return {"phase": phase.value, "failure": failure, "exited_ranks": exited, "rank_errors": told}

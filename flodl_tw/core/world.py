@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from flodl_tw.core.fields import compact
 from flodl_tw.core.ledger import Member
-from flodl_tw.core.views import compact
 
 FRAME_CEILING: Final = 1 << 30
 """Bytes of the largest frame that a relay passes on, unless the operator says otherwise."""

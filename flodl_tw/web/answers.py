@@ -11,7 +11,7 @@ from twisted.protocols.basic import FileSender
 from twisted.web.iweb import IRequest
 
 from flodl_tw.core.addresses import classify
-from flodl_tw.core.views import compact
+from flodl_tw.core.fields import compact
 from flodl_tw.web.access import Attempt
 
 JSON: Final = b"application/json"

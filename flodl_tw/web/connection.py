@@ -19,7 +19,7 @@ from twisted.web.server import Request, Site
 
 from flodl_tw.channels.front_door import Peeker
 from flodl_tw.core.ends import ConnectionEnd
-from flodl_tw.core.views import compact
+from flodl_tw.core.fields import compact
 from flodl_tw.deadlines import after
 from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 from flodl_tw.web.answers import answer_headers

@@ -35,17 +35,17 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    head = run.state_head()
-    window = run.settings.window
+    window, ledger = run.window, run.ledger
+    settings = window.settings
     facts = [
-        ("Ranks", f"{head['joined_ranks']} in; {goal(window.min_rank_start, window.target_ranks)}"),
-        ("Hosts", str(head["joined_hosts"])),
-        ("Start", head["start_mode"] + (", armed" if head["start_armed"] else "")),
+        ("Ranks", f"{ledger.joined_ranks} in; {goal(settings.min_rank_start, settings.target_ranks)}"),
+        ("Hosts", str(ledger.joined_hosts)),
+        ("Start", settings.start_mode.value + (", armed" if window.armed else "")),
     ]
     if run.is_open:
-        left, cap = head["window_remaining_secs"], head["cap_remaining_secs"]
-        manual = window.start_mode is StartMode.MANUAL
-        quorum = run.ledger.joined_ranks >= window.min_rank_start
+        left, cap = window.countdowns()
+        manual = settings.start_mode is StartMode.MANUAL
+        quorum = ledger.joined_ranks >= settings.min_rank_start
         closes = window_text(None if left is None else f"{left} s", manual=manual, quorum=quorum, verb="is ")
         facts += [("Window", closes), ("Hard cap", hard_cap_text(f"{cap or 0} s"))]
     return facts
@@ -92,7 +92,7 @@ def _members(run: Run) -> str:
 def _refused(run: Run) -> str:
     rows = [
         [refused.host, refused.address, f"{int(refused.at)} s", str(refused.times), refused.refusal.reason]
-        for refused in reversed(list(run.refused_hosts))
+        for refused in reversed(list(run.window.refused_hosts))
     ]
     if not rows:
         return ""

@@ -11,11 +11,11 @@ from weakref import ref
 from twisted.logger import LogLevel
 
 from flodl_tw.channels.store import PART_BYTES, WOKEN_AT_ONCE
+from flodl_tw.core.settings import AfterRun, RunSettings
 from flodl_tw.core.store.session import QUERIES_A_FEED
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.wire import STORE_MAGIC
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
-from flodl_tw.run import AfterRun, RunSettings
 from flodl_tw.testing import ClockedController, FakeDial
 from tests.core.store.queries import HELLO, i64, listed, many, q, text
 from tests.pumped import PumpedTestCase, turns, window

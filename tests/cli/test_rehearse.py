@@ -15,8 +15,8 @@ from flodl_tw.agent.dial import DialError
 from flodl_tw.cli.rehearse import AT_ONCE, BAD, Plan, Player, Rehearsal, read_plan, refusals
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
+from flodl_tw.core.settings import RunSettings
 from flodl_tw.limits import CLOSE_GRACE
-from flodl_tw.run import RunSettings
 from flodl_tw.testing import ClockedController, SimulatedHost, make_hello
 from tests.pumped import TOKEN, PumpedTestCase, window
 from tests.wires import Wire, pump
@@ -137,7 +137,7 @@ class TestItGoesWell(RehearsalTestCase):
                     self.wait(300)
                     self.wait(60)
                     self.assertEqual((self.said[-1], self.ended()), (WELL, 0))
-                    refused = [each.refusal.code.value for each in self.door.controller.run.refused_hosts]
+                    refused = [each.refusal.code.value for each in self.door.controller.run.window.refused_hosts]
                     self.assertEqual(refused, [word])
 
     def test_all_kinds_in_one_rehearsal_are_told_in_the_order_asked_for(self) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from twisted.logger import LogLevel
 
 from flodl_tw.core.messages import Abort
+from flodl_tw.core.settings import AfterRun
 from flodl_tw.core.window import Phase
-from flodl_tw.run import AfterRun, RunEnd
+from flodl_tw.run import RunEnd
 from flodl_tw.testing import ClockedController, make_hello
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, fill, turns, window
 from tests.web.test_start import AWAY, HERE, WRONG

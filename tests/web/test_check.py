@@ -8,7 +8,7 @@ from typing import Any
 
 from flodl_tw.core.facts import FACTS
 from flodl_tw.core.messages import Accept, Hello, Reject
-from flodl_tw.run import RunSettings
+from flodl_tw.core.settings import RunSettings
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.hello_json import hello_to_json
 from tests.pumped import TOKEN, PumpedTestCase, window
@@ -60,8 +60,8 @@ def observed(door: ClockedController) -> tuple[Any, ...]:
         run.state_json(),
         run.ledger.changes,
         [run.ledger.expected(fact) for fact in FACTS],
-        run.refused,
-        list(run.refused_hosts),
+        run.window.refused,
+        list(run.window.refused_hosts),
         run.links.copy(),
         run.phase,
     )

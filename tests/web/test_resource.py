@@ -10,10 +10,10 @@ from typing import Any
 from twisted.logger import LogLevel
 
 from flodl_tw.core.reports import RankError
+from flodl_tw.core.settings import OnLoss
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits
-from flodl_tw.run import OnLoss
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.page import page
 from tests.core.store.queries import HELLO, many, q
