@@ -1,110 +1,118 @@
-"""Where a forwarded channel goes: ``tcp:HOST:PORT`` or ``unix:PATH``, checked at the start, looked up at each dial.
+"""Looking names up in threads that die with the process.
 
-A name is looked up in a thread of its own that dies with the process: Twisted
-waits for its thread pool at the end, and a resolver that does not answer would
-hold the process for as long as it pleases.
+Twisted waits for its thread pool at the end, so a resolver that does not
+answer would hold the exit for as long as it pleases.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, cast
 
-from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, UNIXClientEndpoint
-from twisted.internet.error import DNSLookupError
-from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import (
+    IAddress,
+    IHostnameResolver,
+    IHostResolution,
+    IReactorFromThreads,
+    IReactorPluggableNameResolver,
+    IResolutionReceiver,
+)
+from zope.interface import implementer
 
 from flodl_tw.core.addresses import is_address
 
-MAX_NAME: Final = 253
-MAX_PATH_BYTES: Final = 107
+GetAddrInfo = Callable[..., Sequence[tuple[object, object, object, object, tuple[object, ...]]]]
+MAX_ADDRESSES: Final = 8
+"""Addresses of one name that are given; more would cost who dials them more time than they are worth."""
 
 
-class UnixBackend:
-    """A backend on a Unix socket."""
-
-    def __init__(self, reactor: Any, path: str) -> None:
-        size = len(path.encode("utf-8", "surrogateescape"))
-        if not path or "\0" in path or size > MAX_PATH_BYTES:
-            raise ValueError(f"its path has {size} bytes, the limits are 1 and {MAX_PATH_BYTES}, with no NUL")
-        self._endpoint = UNIXClientEndpoint(reactor, path)
-
-    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
-        """A new connection."""
-        connecting: Deferred[Any] = self._endpoint.connect(factory)
-        return connecting
+def use_thread_resolver(reactor: object) -> None:
+    """Have every look-up of the reactor's endpoints and clients hold no exit."""
+    IReactorPluggableNameResolver(reactor).installNameResolver(ThreadResolver(IReactorFromThreads(reactor)))
 
 
-class TCPBackend:
-    """A backend at an address or a name; dials that wait for one look-up share it."""
+@implementer(IHostnameResolver)
+class ThreadResolver:
+    """Looks names up; those who wait for the same name share one look-up."""
 
-    def __init__(self, reactor: Any, host: str, port: int) -> None:
-        if not 1 <= port <= 65535:
-            raise ValueError(f"its port is {port}, the limits are 1 and 65535")
-        if not 1 <= len(host) <= MAX_NAME or not host.isprintable() or any(map(str.isspace, host)):
-            raise ValueError("its host is empty, too long, or no name")
+    def __init__(self, reactor: IReactorFromThreads, getaddrinfo: GetAddrInfo = socket.getaddrinfo) -> None:
         self._reactor = reactor
-        self._host = host
-        self._port = port
-        self._waiting: list[Deferred[str]] | None = None
+        self._getaddrinfo = getaddrinfo
+        self._waiting: dict[str, list[Deferred[list[str]]]] = {}
 
-    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
-        """A new connection.  Cancelling it gives up the wait for a look-up, not the look-up."""
-        return Deferred.fromCoroutine(self._connect(factory))
+    def look_up(self, host: str) -> Deferred[list[str]]:
+        """The numeric addresses of a name, in the system's order; fails with OSError where it has none.
 
-    async def _connect(self, factory: IProtocolFactory) -> Any:
-        address = self._host if is_address(self._host) else await self._look_up()
-        kind = TCP6ClientEndpoint if ":" in address else TCP4ClientEndpoint
-        return await kind(self._reactor, address, self._port).connect(factory)
+        Cancelling it gives up the wait, not the look-up.
+        """
+        if is_address(host):
+            return succeed([host])
+        if host not in self._waiting:
+            self._waiting[host] = []
+            threading.Thread(target=self._ask, args=(host,), name=f"look-up of {host}", daemon=True).start()
+        # A Deferred without a canceller takes one result more after it was cancelled, and ignores it.
+        found: Deferred[list[str]] = Deferred()
+        self._waiting[host].append(found)
+        return found
 
-    def _look_up(self) -> Deferred[str]:
-        if self._waiting is None:
-            self._waiting = []
-            threading.Thread(target=self._ask, name=f"look-up of {self._host}", daemon=True).start()
-        waiting: Deferred[str] = Deferred(self._given_up)
-        self._waiting.append(waiting)
-        return waiting
-
-    def _given_up(self, waiting: Deferred[str]) -> None:
-        if self._waiting is not None and waiting in self._waiting:
-            self._waiting.remove(waiting)
-
-    def _ask(self) -> None:
+    def _ask(self, host: str) -> None:
+        """Runs in the thread."""
+        answer: list[str] | OSError
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            answer: str | None = str(found[0][4][0])
-        except (OSError, UnicodeError):
-            answer = None
-        self._reactor.callFromThread(self._answered, answer)
+            entries = self._getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answer = list(dict.fromkeys(_numeric(entry[4]) for entry in entries))[:MAX_ADDRESSES]
+        except OSError as error:
+            answer = error
+        except UnicodeError:
+            answer = OSError("it is no name")
+        self._reactor.callFromThread(self._answered, host, answer)
 
-    def _answered(self, address: str | None) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for each in waiting:
-            if address is None:
-                each.errback(DNSLookupError(f"{self._host} does not resolve"))
+    def _answered(self, host: str, answer: list[str] | OSError) -> None:
+        for found in self._waiting.pop(host):
+            if isinstance(answer, OSError):
+                found.errback(answer)
             else:
-                each.callback(address)
+                found.callback(answer)
+
+    def resolveHostName(  # noqa: N802  Twisted's names
+        self,
+        resolutionReceiver: IResolutionReceiver,  # noqa: N803
+        hostName: str,  # noqa: N803
+        portNumber: int = 0,  # noqa: N803
+        addressTypes: Sequence[type[IAddress]] | None = None,  # noqa: N803
+        transportSemantics: str = "TCP",  # noqa: N803
+    ) -> IHostResolution:
+        """Twisted's way to ask: a name that has no address is one with none."""
+
+        def found(hosts: list[str]) -> None:
+            for host in hosts:
+                kind = IPv6Address if ":" in host else IPv4Address
+                if addressTypes is None or kind in addressTypes:
+                    protocol = cast(Literal["TCP", "UDP"], transportSemantics)
+                    resolutionReceiver.addressResolved(kind(protocol, host, portNumber))
+
+        looking_up = self.look_up(hostName)
+        resolution = Resolution(hostName, looking_up.cancel)
+        resolutionReceiver.resolutionBegan(resolution)
+        looking_up.addCallbacks(found, lambda _: None).addCallback(lambda _: resolutionReceiver.resolutionComplete())
+        return resolution
 
 
-Backend = UnixBackend | TCPBackend
+@implementer(IHostResolution)
+@dataclass(frozen=True)
+class Resolution:
+    """A look-up that goes on, as Twisted sees it."""
+
+    name: str
+    cancel: Callable[[], None]
 
 
-def backend_from_string(reactor: Any, text: str) -> Backend:
-    """The backend that ``text`` names; ValueError, with the reason, where it names none.
-
-    An IPv6 address stands in brackets, or with its colons escaped as in
-    Twisted's endpoint strings.
-    """
-    kind, _, rest = text.partition(":")
-    if kind == "unix":
-        return UnixBackend(reactor, rest)
-    if kind != "tcp":
-        raise ValueError(f"{kind!r} is neither tcp nor unix")
-    host, _, port = rest.rpartition(":")
-    if not (port.isascii() and port.isdecimal()) or len(port) > 5:
-        raise ValueError("its port is no number")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    return TCPBackend(reactor, host.replace("\\:", ":"), int(port))
+def _numeric(address: tuple[object, ...]) -> str:
+    """The host of a socket's address; a link-local one is nothing without its scope."""
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{scope}" if scope else str(address[0])

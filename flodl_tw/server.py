@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import (
     IAddress,
     IListeningPort,
+    IReactorFDSet,
     IReactorSocket,
     IReactorTime,
     IStreamServerEndpoint,
@@ -126,7 +127,7 @@ class ControllerServer(MultiService):
         if settings.run.store is not None:
             routes[STORE_MAGIC] = StoreFactory(front, controller)
         for name, endpoint in settings.backends.items():
-            routes[FORWARDED[name]] = ForwardFactory(front, self._reactor, name, endpoint)
+            routes[FORWARDED[name]] = ForwardFactory(front, IReactorFDSet(self._reactor), name, endpoint)
         return routes
 
     def _open(self) -> Deferred[IListeningPort]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl_tw.core.addresses import DEFAULT_PORT
+from flodl_tw.core.addresses import DEFAULT_PORT, parse_backend
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.settings import AfterRun, OnLoss, RunSettings
 from flodl_tw.core.store.wire import StoreLimits
@@ -196,7 +196,16 @@ def _backends(given: OptionReader, rendezvous: str) -> dict[str, str]:
     named = {name: given.get(name) for name in ("data", "control")}
     if rendezvous not in ("native", "off"):
         named["rendezvous"] = rendezvous
-    return {name: endpoint for name, endpoint in named.items() if endpoint is not None}
+    backends = {name: endpoint for name, endpoint in named.items() if endpoint is not None}
+    for name, endpoint in backends.items():
+        try:
+            parse_backend(endpoint)
+        except ValueError as error:
+            words = "native, off, " if name == "rendezvous" else ""
+            raise SettingError(
+                f"--{name}", repr(endpoint), f"it names no backend ({error})", f"give {words}tcp:HOST:PORT or unix:PATH"
+            ) from None
+    return backends
 
 
 def _store(given: OptionReader) -> StoreLimits | None:

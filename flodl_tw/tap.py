@@ -29,6 +29,7 @@ from flodl_tw.core.settings import AfterRun
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
 from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock
+from flodl_tw.resolver import use_thread_resolver
 from flodl_tw.run import RunEnd
 from flodl_tw.settings import ControllerSettings
 from flodl_tw.state_folder import StateFolder, check_writable, write_atomically
@@ -157,6 +158,7 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     from flodl_tw.server import ControllerServer
 
     use_monotonic_clock(reactor)
+    use_thread_resolver(reactor)
     # A terminal that hangs up must not take a world with it unannounced.
     signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     if settings.port_file is not None:

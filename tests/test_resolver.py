@@ -1,125 +1,171 @@
-"""Where a forwarded channel goes: what is refused at the start, and how a name is looked up."""
+"""How a name is looked up: in a thread of its own, once for all who wait, and as Twisted's endpoints ask for it."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import CancelledError
+from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import DNSLookupError
+from twisted.internet.interfaces import IHostnameResolver, IHostResolution
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
 
-from flodl_tw.resolver import backend_from_string
+from flodl_tw.resolver import MAX_ADDRESSES, ThreadResolver
+from tests.agent.links import HandReactor, entries
 
-BAD = (
-    ("", "neither tcp nor unix"),
-    ("off", "neither tcp nor unix"),
-    ("tls:a:1", "neither tcp nor unix"),
-    ("tcp:", "port is no number"),
-    ("tcp:a", "port is no number"),
-    ("tcp:a:", "port is no number"),
-    ("tcp:a:-1", "port is no number"),
-    ("tcp:a:٣", "port is no number"),
-    ("tcp:a:0", "its port is 0, the limits are 1 and 65535"),
-    ("tcp:a:99999", "its port is 99999, the limits are 1 and 65535"),
-    ("tcp::5", "its host is empty"),
-    ("tcp:a b:5", "no name"),
-    ("tcp:" + "x" * 254 + ":5", "too long"),
-    ("unix:", "its path has 0 bytes"),
-    ("unix:a\0b", "no NUL"),
-    ("unix:" + "x" * 108, "its path has 108 bytes, the limits are 1 and 107"),
-)
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-class BackendTests(SynchronousTestCase):
-    """Strings, look-ups and dials."""
+class ResolverTestCase(SynchronousTestCase):
+    """A resolver whose answers a test decides."""
 
     def setUp(self) -> None:
-        self.reactor = MemoryReactorClock()
-        # A thread's word reaches the reactor through this; here the test is the reactor.
-        self.words: list[tuple[Any, ...]] = []
-        self.said = threading.Event()
-        self.reactor.callFromThread = self.from_thread
+        self.reactor = HandReactor()
+        self.asked: list[str] = []
+        self.answer: Callable[[], list[Any]] = lambda: entries("10.0.0.1")
+        self.resolver = ThreadResolver(self.reactor, self.getaddrinfo)
+        self.reactor.installNameResolver(self.resolver)
 
-    def from_thread(self, *call: Any) -> None:
-        self.words.append(call)
-        self.said.set()
+    def getaddrinfo(self, host: str, port: None, **options: Any) -> list[Any]:
+        """Called in a thread."""
+        self.assertEqual((port, options), (None, {"type": socket.SOCK_STREAM}))
+        self.asked.append(host)
+        return self.answer()
 
-    def listen_to_threads(self) -> None:
-        """Carry out what a thread has asked for."""
-        self.assertTrue(self.said.wait(10))
-        self.said.clear()
-        for function, *arguments in self.words:
-            function(*arguments)
-        self.words.clear()
+    def fails(self, error: Exception) -> None:
+        """The next look-ups fail so."""
 
-    def test_what_names_no_backend_is_refused_with_the_reason(self) -> None:
-        for text, reason in BAD:
-            with self.assertRaises(ValueError) as caught:
-                backend_from_string(self.reactor, text)
-            self.assertIn(reason, str(caught.exception), text)
+        def answer() -> list[Any]:
+            raise error
 
-    def test_addresses_are_dialed_without_a_look_up(self) -> None:
-        for text, dialed in (
-            ("tcp:10.0.0.9:7001", ("10.0.0.9", 7001)),
-            ("tcp:[fd00::1]:7001", ("fd00::1", 7001)),
-            (r"tcp:fd00\:\:1:7001", ("fd00::1", 7001)),
-        ):
-            backend_from_string(self.reactor, text).connect(Factory.forProtocol(Protocol))
-            self.assertEqual(self.reactor.tcpClients[-1][:2], dialed)
-        self.assertEqual(self.words, [])
+        self.answer = answer
 
-    def test_a_unix_path_is_dialed(self) -> None:
-        backend_from_string(self.reactor, "unix:/run/c.sock").connect(Factory.forProtocol(Protocol))
-        self.assertEqual(self.reactor.unixClients[-1][0], "/run/c.sock")
 
-    def look_up(self, answer: Any) -> Any:
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answer, 5))] if isinstance(answer, str) else None
-        return mock.patch("socket.getaddrinfo", side_effect=None if found else answer, return_value=found)
+class LookUpTests(ResolverTestCase):
+    """What is given for a name."""
 
-    def test_dials_that_wait_for_one_look_up_share_it_and_the_next_one_asks_again(self) -> None:
-        backend = backend_from_string(self.reactor, "tcp:backend.example:5")
+    def test_every_address_is_given_once_in_the_systems_order_up_to_the_limit(self) -> None:
+        self.answer = lambda: entries("::1", "10.0.0.2", "10.0.0.1", "10.0.0.2", *(f"10.0.1.{n}" for n in range(9)))
+        found = self.resolver.look_up("gpu-a")
+        self.reactor.thread_answers()
+        answer = self.successResultOf(found)
+        self.assertEqual(answer[:4], ["::1", "10.0.0.2", "10.0.0.1", "10.0.1.0"])
+        self.assertEqual(len(answer), MAX_ADDRESSES)
+
+    def test_a_link_local_address_keeps_its_scope(self) -> None:
+        self.answer = lambda: [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3))]
+        found = self.resolver.look_up("gpu-a")
+        self.reactor.thread_answers()
+        self.assertEqual(self.successResultOf(found), ["fe80::1%3"])
+
+    def test_an_address_is_itself_and_nobody_is_asked(self) -> None:
+        for address in ("10.0.0.9", "::1", "fe80::1%lo"):
+            self.assertEqual(self.successResultOf(self.resolver.look_up(address)), [address])
+        self.assertEqual(self.asked, [])
+
+    def test_those_who_wait_share_one_look_up_and_the_next_one_asks_again(self) -> None:
         for address in ("10.0.0.1", "10.0.0.2"):
-            self.reactor.tcpClients.clear()
-            with self.look_up(address) as asked:
-                for _ in range(3):
-                    backend.connect(Factory.forProtocol(Protocol))
-                self.listen_to_threads()
-                self.assertEqual(asked.call_count, 1)
-            self.assertEqual([client[:2] for client in self.reactor.tcpClients], [(address, 5)] * 3)
+            self.answer = lambda address=address: entries(address)
+            found = [self.resolver.look_up("gpu-a") for _ in range(3)]
+            self.reactor.thread_answers()
+            self.assertEqual([self.successResultOf(each) for each in found], [[address]] * 3)
+        self.assertEqual(self.asked, ["gpu-a"] * 2)
 
-    def test_a_name_that_does_not_resolve_fails_every_dial(self) -> None:
-        backend = backend_from_string(self.reactor, "tcp:backend.invalid:5")
-        with self.look_up(socket.gaierror(-2, "Name or service not known")):
-            dials = [backend.connect(Factory.forProtocol(Protocol)) for _ in range(2)]
-            self.listen_to_threads()
-        for dial in dials:
-            self.failureResultOf(dial, DNSLookupError)
+    def test_two_names_are_looked_up_side_by_side(self) -> None:
+        found = [self.resolver.look_up(name) for name in ("gpu-a", "gpu-b")]
+        for _ in found:
+            self.reactor.thread_answers()
+        self.assertEqual(sorted(self.asked), ["gpu-a", "gpu-b"])
+        for each in found:
+            self.successResultOf(each)
 
-    def test_a_dial_that_is_given_up_leaves_the_others_their_answer(self) -> None:
-        backend = backend_from_string(self.reactor, "tcp:backend.example:5")
-        with self.look_up("10.0.0.1"):
-            first, _ = (backend.connect(Factory.forProtocol(Protocol)) for _ in range(2))
-            first.cancel()
-            self.failureResultOf(first)
-            self.listen_to_threads()
-        self.assertEqual(len(self.reactor.tcpClients), 1)
+    def test_a_name_without_an_address_fails_for_all_in_the_systems_words(self) -> None:
+        for error, words in ((UNKNOWN, "Name or service not known"), (UnicodeError("label too long"), "it is no name")):
+            self.fails(error)
+            found = [self.resolver.look_up("gpu-a") for _ in range(2)]
+            self.reactor.thread_answers()
+            for each in found:
+                self.assertIn(words, str(self.failureResultOf(each, OSError).value))
+
+    def test_a_wait_that_is_given_up_leaves_the_others_their_answer(self) -> None:
+        first, second = self.resolver.look_up("gpu-a"), self.resolver.look_up("gpu-a")
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.reactor.thread_answers()
+        self.assertEqual(self.successResultOf(second), ["10.0.0.1"])
 
     def test_a_look_up_does_not_keep_the_process(self) -> None:
         going_on = threading.Event()
         self.addCleanup(going_on.set)
-        backend = backend_from_string(self.reactor, "tcp:backend.example:5")
 
-        def slow(*_: object, **__: object) -> None:
+        def slow() -> list[Any]:
             going_on.wait(10)
-            raise socket.gaierror
+            return entries("10.0.0.1")
 
-        with self.look_up(slow):
-            backend.connect(Factory.forProtocol(Protocol)).addErrback(lambda _: None)
-            threads = [thread for thread in threading.enumerate() if thread.name == "look-up of backend.example"]
-            self.assertEqual([thread.daemon for thread in threads], [True])
-            going_on.set()
-            self.listen_to_threads()
+        self.answer = slow
+        found = self.resolver.look_up("gpu-a")
+        threads = [thread for thread in threading.enumerate() if thread.name == "look-up of gpu-a"]
+        self.assertEqual([thread.daemon for thread in threads], [True])
+        going_on.set()
+        self.reactor.thread_answers()
+        self.successResultOf(found)
+
+
+class EndpointTests(ResolverTestCase):
+    """As Twisted asks: an endpoint of a name dials what the resolver gives."""
+
+    def resolved(self, kinds: Any = None) -> list[Any]:
+        """What a receiver is told."""
+        told: list[Any] = []
+
+        class Receiver:
+            resolutionBegan = told.append  # noqa: N815  Twisted's names
+            addressResolved = told.append  # noqa: N815
+
+            def resolutionComplete(self) -> None:  # noqa: N802
+                told.append("complete")
+
+        receiver: Any = Receiver()
+        self.resolver.resolveHostName(receiver, "gpu-a", 7, kinds)
+        self.reactor.thread_answers()
+        return told
+
+    def test_a_receiver_hears_of_each_address_and_of_the_end(self) -> None:
+        verifyObject(IHostnameResolver, self.resolver)
+        self.answer = lambda: entries("::1", "10.0.0.1")
+        addresses = [IPv6Address("TCP", "::1", 7), IPv4Address("TCP", "10.0.0.1", 7)]
+        for kinds, told in ((None, addresses), ([IPv6Address], addresses[:1]), ([IPv4Address], addresses[1:])):
+            resolution, *rest = self.resolved(kinds)
+            verifyObject(IHostResolution, resolution)
+            self.assertEqual(resolution.name, "gpu-a")
+            self.assertEqual(rest, [*told, "complete"])
+
+    def test_a_name_without_an_address_is_complete_with_none(self) -> None:
+        self.fails(UNKNOWN)
+        self.assertEqual(self.resolved()[1:], ["complete"])
+
+    def test_an_endpoint_dials_the_addresses_one_beside_the_other(self) -> None:
+        self.answer = lambda: entries("10.0.0.1", "::1")
+        dial = HostnameEndpoint(self.reactor, "gpu-a", 5).connect(Factory.forProtocol(Protocol))
+        self.reactor.thread_answers()
+        self.reactor.advance(0.3)
+        self.assertEqual(self.reactor.open_dials(), ["10.0.0.1", "::1"])
+        transport = self.reactor.take()
+        self.addCleanup(transport.handle.close)
+        self.assertIs(self.successResultOf(dial).transport, transport)
+        self.assertEqual(self.reactor.open_dials(), [])
+
+    def test_an_endpoint_of_an_unknown_name_fails_and_so_does_one_that_is_given_up(self) -> None:
+        self.fails(UNKNOWN)
+        endpoint = HostnameEndpoint(self.reactor, "gpu-a", 5)
+        unknown, given_up = (endpoint.connect(Factory.forProtocol(Protocol)) for _ in range(2))
+        given_up.cancel()
+        self.failureResultOf(given_up)
+        self.reactor.thread_answers()
+        self.failureResultOf(unknown, DNSLookupError)

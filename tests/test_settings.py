@@ -100,12 +100,15 @@ class OptionTests(SettingsTestCase):
             with self.subTest(arguments):
                 self.assertEqual(self.settings(*arguments).run.launch.relay, relay)
 
-    def test_only_a_real_backend_makes_a_relay_and_a_shared_salt(self) -> None:
-        for name in ("data", "control"):
-            for word in ("off", "native"):
-                with self.subTest(name=name, word=word):
-                    # Neither is a word of these two, so it is refused as an endpoint when the channel is made.
-                    self.assertEqual(dict(self.settings(f"--{name}", word).backends), {name: word})
+    def test_what_names_no_backend_is_refused_with_its_option_and_the_reason(self) -> None:
+        for name, words in (("data", ""), ("control", ""), ("rendezvous", "native, off, ")):
+            for text in ("", "tcp:only-a-host", "nonsense:1", *(() if words else ("off", "native"))):
+                with self.subTest(name=name, text=text), self.assertRaises(SettingError) as caught:
+                    self.settings(f"--{name}", text)
+                self.assertRegex(
+                    str(caught.exception),
+                    rf"\A--{name} {text!r}: it names no backend \(.*\); give {words}tcp:HOST:PORT or unix:PATH\Z",
+                )
 
     def test_the_store_is_there_with_its_caps_unless_it_is_off(self) -> None:
         for arguments, store in (

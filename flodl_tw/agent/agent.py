@@ -18,7 +18,7 @@ from twisted.internet.task import deferLater
 from flodl_tw.agent.assignment import read_envelope, read_relay_spec
 from flodl_tw.agent.children import Children
 from flodl_tw.agent.devices import Choice
-from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError, LookUp, look_up
+from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
 from flodl_tw.agent.host import HostRun, Places
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.logs import Logs
@@ -32,6 +32,7 @@ from flodl_tw.core.log_text import printable
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
 from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.limits import Limits, scaled
+from flodl_tw.resolver import ThreadResolver
 
 REPLY_SECS: Final = 30
 """What a controller has for its reply to a hello, and beyond the formation wait; scaled."""
@@ -60,7 +61,7 @@ class Agent:
         sink: Sink,
         guardian: Guardian,
         jitter: Callable[[], float] = random.random,
-        look_up: LookUp = look_up,
+        resolver: ThreadResolver | None = None,
     ) -> None:
         self._reactor = reactor
         self._settings = settings
@@ -78,7 +79,7 @@ class Agent:
             connect_secs=self._limits.connect,
             say=self.say,
             jitter=jitter,
-            look_up=look_up,
+            resolver=resolver,
         )
         self._host: HostRun | None = None
         self._waiting: Deferred[Any] | None = None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
@@ -34,30 +33,28 @@ Event = JoinMessage | LinkEnded
 class JoinLink(Protocol):
     """One connection.  What happens on it comes in order: from ``next``, or to whom ``deliver_to`` names."""
 
+    transport: ITCPTransport
+
     def __init__(self, clock: IReactorTime, limits: Limits, hello: Hello, token: bytes | None) -> None:
         self.talk = JoinClient(token=token)
         self._clock = clock
         self._limits = limits
         self._hello = hello
-        self._events: list[Event] = []
-        self._waiter: Deferred[Event] | None = None
-        self._listener: Callable[[Event], None] | None = None
+        self._events: DeferredQueue[Event] = DeferredQueue()
+        self._happened: Callable[[Event], object] = self._events.put
         self._fault: str | None = None
-        self._forced: Any = None
+        self._forced: IDelayedCall | None = None
         self.ended = False
         """Whether the connection is gone."""
         self.gone: Deferred[None] = Deferred()
         """Fires when it is."""
 
     def connectionMade(self) -> None:
-        transport: Any = self.transport
-        transport.setTcpNoDelay(True)
-        sockets.tune_backend(transport, self._limits)
-        sockets.tune_link(transport, self._limits)
+        sockets.tune_backend(self.transport, self._limits)
+        sockets.tune_link(self.transport, self._limits)
 
     def greet(self) -> None:
         """Send the hello.  Not at once: of several connections that came about together only one may speak."""
-        assert self.transport is not None
         self.transport.write(self.talk.hello(self._hello))
 
     def dataReceived(self, data: bytes) -> None:
@@ -86,48 +83,30 @@ class JoinLink(Protocol):
 
     def next(self, secs: float) -> Deferred[Event]:
         """The next event; TimeoutError after ``secs`` without one."""
-        if self._events:
-            ready: Deferred[Event] = Deferred()
-            ready.callback(self._events.pop(0))
-            return ready
-        self._waiter = Deferred(self._given_up)
-        return self._waiter.addTimeout(secs, self._clock)
+        return self._events.get().addTimeout(secs, self._clock)
 
     def deliver_to(self, listener: Callable[[Event], None]) -> None:
         """Tell ``listener`` of every event from now on, those that wait included."""
-        self._listener = listener
-        while self._events:
-            listener(self._events.pop(0))
+        self._happened = listener
+        while self._events.pending:
+            listener(self._events.pending.pop(0))
 
     def report(self, rank: int, code: int) -> None:
         """A rank of this host ended; ``rank`` as the Accept named it."""
-        if not self.ended and self.transport is not None:
+        if not self.ended:
             self.transport.write(self.talk.exited(rank, code))
 
     def explain(self, rank: int, error: RankError) -> None:
         """What a rank of this host died of, before its exit is reported."""
-        if not self.ended and self.transport is not None:
+        if not self.ended:
             self.transport.write(self.talk.reported(rank, error))
 
     def close(self) -> None:
         """Close once all is written, or after the grace by force."""
         if self.ended or self._forced is not None:
             return
-        transport: Any = self.transport
-        transport.loseConnection()
-        self._forced = self._clock.callLater(CLOSE_GRACE, transport.abortConnection)
-
-    def _given_up(self, waiter: Deferred[Event]) -> None:
-        self._waiter = None
-
-    def _happened(self, event: Event) -> None:
-        if self._listener is not None:
-            self._listener(event)
-        elif self._waiter is not None:
-            waiter, self._waiter = self._waiter, None
-            waiter.callback(event)
-        else:
-            self._events.append(event)
+        self.transport.loseConnection()
+        self._forced = self._clock.callLater(CLOSE_GRACE, self.transport.abortConnection)
 
 
 class LinkFactory(Factory):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import struct
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from twisted.internet import tcp
-from twisted.internet.interfaces import IReadDescriptor, ITransport
+from twisted.internet.interfaces import IFileDescriptor, IReactorFDSet, IReadDescriptor, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw.limits import Limits
 
-# Linux's struct tcp_info: eight bytes, then 32-bit words; this one is "ms since the last ACK arrived".
+# Linux's struct tcp_info has eight bytes and then 32-bit words; the 13th is the time since the last ACK came, in ms.
 _LAST_ACK_RECV_OFFSET: Final = 8 + 12 * 4
 _TCP_INFO_BYTES: Final = _LAST_ACK_RECV_OFFSET + 4
 
@@ -27,7 +28,7 @@ class WatchedServer(tcp.Server):
     the time a protocol hears of it, so the kernel is asked just before.
     """
 
-    silent_after_ms = 0
+    silent_after_ms: float = math.inf
     went_silent = False
     _writing = False
 
@@ -44,15 +45,11 @@ class WatchedServer(tcp.Server):
         super().stopWriting()
 
     def connectionLost(self, reason: Failure) -> None:
-        if self.silent_after_ms:
-            try:
-                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            except OSError:
-                info = b""
-            if len(info) == _TCP_INFO_BYTES:
-                (last_ack_ms,) = struct.unpack_from("@I", info, _LAST_ACK_RECV_OFFSET)
-                # A peer that lives acknowledges a keepalive probe each keepalive_idle seconds.
-                self.went_silent = last_ack_ms > self.silent_after_ms
+        with contextlib.suppress(OSError, struct.error):
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            (last_ack_ms,) = struct.unpack_from("@I", info, _LAST_ACK_RECV_OFFSET)
+            # A peer that lives acknowledges a keepalive probe each keepalive_idle seconds.
+            self.went_silent = last_ack_ms > self.silent_after_ms
         super().connectionLost(reason)
 
 
@@ -88,16 +85,17 @@ def went_silent(transport: object) -> bool:
 
 
 class Watched(Protocol):
-    """A connection, as a ``DeathWatch`` sees it."""
+    """One end of a forward, as a ``DeathWatch`` sees it."""
 
     watched: int | None
-    """The descriptor that the watch has of it."""
+    """The descriptor that is watched; the watch sets it."""
 
-    def descriptor(self) -> int | None:
-        """Its socket's descriptor, where there is one."""
+    @property
+    def transport(self) -> ITransport:
+        """What is not read."""
 
     def died(self) -> None:
-        """It is dead, and nobody reads it."""
+        """The connection is dead, while nobody reads it."""
 
 
 @implementer(IReadDescriptor)
@@ -106,23 +104,24 @@ class DeathWatch:
 
     A transport that is paused, or has had its last byte, is not in the
     reactor's poll, and a reset would wait there for a read that may never
-    come.  Errors are reported unasked, so this polls for nothing else.
+    come.  A poll reports errors without being asked, so this one asks for
+    nothing else.
     """
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactorFDSet) -> None:
         self._reactor = reactor
         self._poll = select.epoll()
         self._legs: dict[int, Watched] = {}
         reactor.addReader(self)
 
     def add(self, leg: Watched) -> None:
-        """The leg is not read from here on."""
-        descriptor = leg.descriptor()
-        if descriptor is None or leg.watched is not None or self._poll.closed:
+        """Nobody reads the leg from here on.  One whose transport has no open socket is not watched."""
+        descriptor = leg.transport.fileno() if IFileDescriptor.providedBy(leg.transport) else -1
+        if descriptor < 0 or leg.watched is not None or self._poll.closed:
             return
         leg.watched = descriptor
         self._legs[descriptor] = leg
-        # Told once of each change: a hang-up stays, and would wake the reactor for as long as a slow peer reads.
+        # Edge-triggered: a hang-up stays, and would wake the reactor again and again until a slow peer has read all.
         self._poll.register(descriptor, select.EPOLLET)
 
     def remove(self, leg: Watched) -> None:
@@ -130,7 +129,7 @@ class DeathWatch:
         descriptor, leg.watched = leg.watched, None
         if descriptor is None or self._legs.pop(descriptor, None) is None:
             return
-        # A descriptor that is closed by now has left the poll by itself.
+        # A closed descriptor has left the poll by itself, so it cannot be unregistered.
         with contextlib.suppress(OSError):
             self._poll.unregister(descriptor)
 
@@ -143,7 +142,7 @@ class DeathWatch:
     def doRead(self) -> None:
         for descriptor, event in self._poll.poll(0):
             leg = self._legs.get(descriptor)
-            # A hang-up alone says that both sides have shut, and there may be bytes still unread.
+            # A hang-up without an error says that both sides have shut, and bytes may still wait to be read.
             if leg is not None and event & select.EPOLLERR:
                 leg.died()
 
@@ -153,9 +152,9 @@ class DeathWatch:
         self._close()
 
     def connectionLost(self, reason: Failure) -> None:
+        """The reactor ends, and closes what it reads in no order: legs may still come to be removed."""
         self._close()
 
     def _close(self) -> None:
-        # The reactor lets go of everything at its end, in no order: legs may still come to be removed.
         self._legs.clear()
         self._poll.close()

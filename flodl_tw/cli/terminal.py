@@ -84,9 +84,12 @@ def controller_of(given: OptionReader) -> tuple[str, int]:
 
 
 def make_reactor() -> IReactor:
-    """The reactor, on a clock that no step of the wall clock moves."""
+    """The reactor, on a clock that no step of the wall clock moves, with look-ups that no exit waits for."""
     from twisted.internet import reactor
 
+    from flodl_tw.resolver import use_thread_resolver
+
+    use_thread_resolver(reactor)
     # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     return cast("IReactor", reactor)

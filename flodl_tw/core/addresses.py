@@ -25,6 +25,8 @@ _PRIVATE: Final = tuple(
 
 MAX_HOST_CHARS: Final = 253
 MAX_PORT: Final = 65535
+MAX_PATH_BYTES: Final = 107
+"""A Unix socket's path, without the NUL that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +95,29 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, in
         return host, default_port
     if not (port.isascii() and port.isdecimal()) or len(port) > 5 or not 1 <= int(port) <= MAX_PORT:
         raise ValueError(f"{text!r} has the port {port[:20]!r}, the limits are 1 and {MAX_PORT}: write HOST:PORT")
+    return host, int(port)
+
+
+def parse_backend(text: str) -> str | tuple[str, int]:
+    """The path of ``unix:PATH``, or the host and port of ``tcp:HOST:PORT``; ValueError says why it is neither.
+
+    An IPv6 address stands in brackets, or with its colons escaped as in
+    Twisted's endpoint strings.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "unix":
+        size = len(rest.encode("utf-8", "surrogateescape"))
+        if not 1 <= size <= MAX_PATH_BYTES or "\0" in rest:
+            raise ValueError(f"its path has {size} bytes, the limits are 1 and {MAX_PATH_BYTES}, with no NUL")
+        return rest
+    if kind != "tcp":
+        raise ValueError(f"{kind!r} is neither tcp nor unix")
+    host, _, port = rest.rpartition(":")
+    if not (port.isascii() and port.isdecimal()) or len(port) > 5:
+        raise ValueError("its port is no number")
+    if not 1 <= int(port) <= MAX_PORT:
+        raise ValueError(f"its port is {int(port)}, the limits are 1 and {MAX_PORT}")
+    host = host.removeprefix("[").removesuffix("]").replace("\\:", ":")
+    if not 1 <= len(host) <= MAX_HOST_CHARS or not host.isprintable() or any(map(str.isspace, host)):
+        raise ValueError("its host is empty, too long, or no name")
     return host, int(port)

@@ -19,6 +19,16 @@ PATIENCE = 10
 """Seconds that a thread may take to answer."""
 
 
+def entries(*addresses: str) -> list[Any]:
+    """What ``socket.getaddrinfo`` gives for a name that has these addresses."""
+    return [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, 0, 0, 0))
+        if ":" in address
+        else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+        for address in addresses
+    ]
+
+
 class LinkTransport(FakeTransport):
     """An agent's connection in memory, with a socket that can be tuned."""
 
@@ -28,9 +38,6 @@ class LinkTransport(FakeTransport):
 
     def getHandle(self) -> Any:
         return self.handle
-
-    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802  Twisted's name
-        self.handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, enabled)
 
     def lose(self, why: Exception) -> None:
         self.handle.close()

@@ -17,7 +17,8 @@ from flodl_tw.agent.spawn import Guardian
 from flodl_tw.core.messages import Abort, Accept, Hello, JoinMessage, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.wire import JOIN_MAGIC
 from flodl_tw.limits import CLOSE_GRACE
-from tests.agent.links import AgentTestCase, LinkTransport, done
+from flodl_tw.resolver import ThreadResolver
+from tests.agent.links import AgentTestCase, LinkTransport, done, entries
 from tests.pumped import TOKEN
 
 HELLO = Hello("gpu-a", b"\0\1", (), "cpu", bytes(32))
@@ -70,7 +71,7 @@ class PumpedAgentTestCase(AgentTestCase):
             sink=sink,
             guardian=self.guardian,
             jitter=lambda: 0.5,
-            look_up=lambda host, port: ["127.0.0.1"],
+            resolver=ThreadResolver(self.reactor, lambda *_, **__: entries("127.0.0.1")),
         )
         self.ran: Deferred[Outcome] = Deferred.fromCoroutine(self.agent.run())
         # None may be left in the middle of its story.

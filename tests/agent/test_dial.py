@@ -13,8 +13,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from flodl_tw.agent.dial import ATTEMPTS, HEAD_START_SECS, LOOK_UP_SECS, Dialer, DialError, look_up, reason_of
-from tests.agent.links import AgentTestCase
+from flodl_tw.agent.dial import ATTEMPTS, HEAD_START_SECS, LOOK_UP_SECS, Dialer, DialError, reason_of
+from flodl_tw.resolver import ThreadResolver
+from tests.agent.links import AgentTestCase, entries
 
 REFUSED = error.ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 NO_ROUTE = error.NoRouteError(errno.EHOSTUNREACH, "No route to host")
@@ -28,17 +29,17 @@ class DialTestCase(AgentTestCase):
         super().setUp()
         self.answers: list[Answer] = []
         """What the next look-ups give; the last is given again."""
-        self.asked: list[tuple[str, int]] = []
+        self.asked: list[str] = []
         self.got: list[Any] = []
         self.failed: list[Failure] = []
 
-    def look_up(self, host: str, port: int) -> list[str]:
+    def getaddrinfo(self, host: str, port: None, **_: Any) -> list[Any]:
         """Called in a thread."""
-        self.asked.append((host, port))
+        self.asked.append(host)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return list(answer)
+        return entries(*answer)
 
     def dial(
         self,
@@ -57,7 +58,7 @@ class DialTestCase(AgentTestCase):
             attempts=attempts,
             connect_secs=5,
             say=self.said.append,
-            look_up=options.get("look_up", self.look_up),
+            resolver=ThreadResolver(self.reactor, options.get("getaddrinfo", self.getaddrinfo)),
             jitter=jitter,
         )
         dial = Deferred.fromCoroutine(dialer.dial(Factory.forProtocol(Protocol)))
@@ -84,7 +85,7 @@ class TestAttempts(DialTestCase):
 
     def test_the_first_answer_is_the_connection(self) -> None:
         self.dial(["10.0.0.1"])
-        self.assertEqual(self.asked, [("gpu-head", 29500)])
+        self.assertEqual(self.asked, ["gpu-head"])
         self.assertEqual(self.reactor.tcpClients[0][:2], ("10.0.0.1", 29500))
         self.assertEqual(self.reactor.tcpClients[0][3], 5)
         transport = self.reactor.take()
@@ -152,6 +153,7 @@ class TestLines(DialTestCase):
     def test_each_address_is_named_with_its_own_reason(self) -> None:
         self.dial(["10.0.0.2", "::1"])
         self.reactor.refuse(NO_ROUTE, 0)
+        self.reactor.advance(HEAD_START_SECS)
         self.reactor.refuse(error.TimeoutError(), 1)
         self.assertEqual(self.said, [self.line("10.0.0.2: no route to host; ::1: no answer in time")])
 
@@ -159,6 +161,7 @@ class TestLines(DialTestCase):
         self.dial(["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.1"])
         for _ in range(4):
             self.reactor.refuse(REFUSED)
+            self.reactor.advance(HEAD_START_SECS)
             self.reactor.refuse(REFUSED)
             self.next_attempt()
         self.assertEqual(self.said, [self.line("10.0.0.1: connection refused; 10.0.0.2: connection refused")])
@@ -191,12 +194,13 @@ class TestRace(DialTestCase):
         self.assertEqual(self.reactor.open_dials(), ["10.0.0.1", "::1", "10.0.0.3"])
         self.assertEqual(self.timers(), [])
 
-    def test_a_failure_starts_the_next_at_once(self) -> None:
+    def test_a_failure_takes_nothing_from_the_others(self) -> None:
         self.dial(["10.0.0.1", "10.0.0.2", "10.0.0.3"])
         self.reactor.refuse(REFUSED)
-        self.assertEqual(self.reactor.open_dials(), ["10.0.0.2"])
-        self.assertEqual(self.timers(), [HEAD_START_SECS])
+        self.assertEqual(self.timers(), [HEAD_START_SECS, 2 * HEAD_START_SECS])
+        self.reactor.advance(HEAD_START_SECS)
         self.reactor.refuse(REFUSED)
+        self.reactor.advance(HEAD_START_SECS)
         self.assertEqual(self.reactor.open_dials(), ["10.0.0.3"])
         self.assertEqual((self.timers(), self.said), ([], []))
 
@@ -259,13 +263,6 @@ class TestNames(DialTestCase):
             "gpu-head:29500 did not answer in 1 attempts (the name 'gpu-head' cannot be looked up: it is no name)",
         )
 
-    def test_a_name_without_addresses_is_an_attempt_that_failed(self) -> None:
-        self.dial([], attempts=1)
-        self.assertEqual(
-            self.reason(), "gpu-head:29500 did not answer in 1 attempts (the name 'gpu-head' has no address)"
-        )
-        self.assert_idle()
-
     def test_each_attempt_asks_for_the_name_anew(self) -> None:
         self.dial(["10.0.0.1"], ["10.0.0.2"])
         self.reactor.refuse(REFUSED)
@@ -276,11 +273,11 @@ class TestNames(DialTestCase):
         release = threading.Event()
         self.addCleanup(release.set)
 
-        def slow(host: str, port: int) -> list[str]:
+        def slow(*_: Any, **__: Any) -> list[Any]:
             release.wait(10)
-            return ["10.0.0.9"]
+            return entries("10.0.0.9")
 
-        self.dial(["x"], attempts=1, answered=False, look_up=slow)
+        self.dial(attempts=1, answered=False, getaddrinfo=slow)
         self.assertEqual(self.timers(), [LOOK_UP_SECS])
         self.reactor.advance(LOOK_UP_SECS)
         self.assertEqual(
@@ -292,17 +289,6 @@ class TestNames(DialTestCase):
         self.reactor.thread_answers()
         self.assertEqual(self.reactor.dialed(), [])
         self.assert_idle()
-
-    def test_numeric_addresses_are_themselves_and_keep_their_scope(self) -> None:
-        self.assertEqual(look_up("127.0.0.1", 1), ["127.0.0.1"])
-        self.assertEqual(look_up("::1", 1), ["::1"])
-        scope = socket.if_nametoindex("lo")
-        self.assertEqual(look_up("fe80::1%lo", 1), [f"fe80::1%{scope}"])
-
-    def test_what_has_no_address_is_an_oserror(self) -> None:
-        for host in ("127.0.0.1.", "fe80::1%no-such-link"):
-            with self.subTest(host), self.assertRaises(OSError):
-                look_up(host, 1)
 
 
 class TestCancel(DialTestCase):

@@ -18,7 +18,6 @@ from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.forward import LOG_EVERY_SECS, ForwardFactory
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.core.ends import ConnectionEnd
-from flodl_tw.core.errors import SettingError
 from flodl_tw.core.wire import DATA_MAGIC
 from flodl_tw.limits import Limits
 from flodl_tw.testing import FakePort, FakeTransport
@@ -222,12 +221,6 @@ class Connecting(ForwardTestCase):
         self.assertTrue(done.called)
         del dialer
         self.assert_silent()
-
-    def test_an_endpoint_that_is_none_is_refused_with_its_option(self) -> None:
-        for text in ("", "tcp", "tcp:only-a-host", "nonsense:1", "tcp:host:port", "unix"):
-            with self.assertRaises(SettingError, msg=text) as caught:
-                ForwardFactory(self.front, self.reactor, "control", text)
-            self.assertTrue(str(caught.exception).startswith("--control"), str(caught.exception))
 
 
 class Descriptors(ForwardTestCase):

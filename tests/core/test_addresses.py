@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 
-from flodl_tw.core.addresses import DEFAULT_PORT, Address, classify, parse_endpoint, show_endpoint
+from flodl_tw.core.addresses import DEFAULT_PORT, Address, classify, parse_backend, parse_endpoint, show_endpoint
 
 # as a socket names it, shown, loopback, private
 ADDRESSES = (
@@ -67,6 +67,32 @@ ENDPOINTS = (
     ("gpu-a", 0, "gpu-a:0"),
     ("::1", 29500, "[::1]:29500"),
     ("fe80::1%eth0", 1, "[fe80::1%eth0]:1"),
+)
+BACKENDS = (
+    ("tcp:10.0.0.9:7001", ("10.0.0.9", 7001)),
+    ("tcp:gpu-a:1", ("gpu-a", 1)),
+    ("tcp:[fd00::1]:7001", ("fd00::1", 7001)),
+    (r"tcp:fd00\:\:1:65535", ("fd00::1", 65535)),
+    ("unix:/run/c.sock", "/run/c.sock"),
+    ("unix:" + "x" * 107, "x" * 107),
+)
+NO_BACKENDS = (
+    ("", "neither tcp nor unix"),
+    ("off", "neither tcp nor unix"),
+    ("tls:a:1", "neither tcp nor unix"),
+    ("tcp:", "port is no number"),
+    ("tcp:a", "port is no number"),
+    ("tcp:a:", "port is no number"),
+    ("tcp:a:-1", "port is no number"),
+    ("tcp:a:٣", "port is no number"),
+    ("tcp:a:0", "its port is 0, the limits are 1 and 65535"),
+    ("tcp:a:99999", "its port is 99999, the limits are 1 and 65535"),
+    ("tcp::5", "its host is empty"),
+    ("tcp:a b:5", "no name"),
+    ("tcp:" + "x" * 254 + ":5", "too long"),
+    ("unix:", "its path has 0 bytes"),
+    ("unix:a\0b", "no NUL"),
+    ("unix:" + "x" * 108, "its path has 108 bytes, the limits are 1 and 107"),
 )
 
 
@@ -152,3 +178,14 @@ class TestGivenEndpoints(unittest.TestCase):
             if port:
                 with self.subTest(host):
                     self.assertEqual(parse_endpoint(shown), (host, port))
+
+    def test_a_backend_is_a_path_or_a_host_and_a_port(self) -> None:
+        for text, backend in BACKENDS:
+            with self.subTest(text):
+                self.assertEqual(parse_backend(text), backend)
+
+    def test_what_names_no_backend_is_refused_with_the_reason(self) -> None:
+        for text, reason in NO_BACKENDS:
+            with self.subTest(text), self.assertRaises(ValueError) as caught:
+                parse_backend(text)
+            self.assertIn(reason, str(caught.exception), text)

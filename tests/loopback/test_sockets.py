@@ -1,17 +1,12 @@
-"""What the kernel makes of a listening socket's options, and of bytes that are sent at once."""
+"""What the kernel makes of a listening socket's options."""
 
 from __future__ import annotations
 
 import socket
 import unittest
-from typing import Any
 from unittest import mock
 
-from twisted.internet.error import ConnectionLost
-from twisted.internet.protocol import Protocol
-
 from flodl_tw import sockets
-from flodl_tw.channels import dead_peer
 from flodl_tw.limits import Limits
 
 
@@ -51,72 +46,3 @@ class ListenTests(unittest.TestCase):
         self.addCleanup(bound.close)
         self.assertEqual(bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 32767)
         self.assertEqual(bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), (1 << 31) - 1)
-
-
-class Watcher:
-    """What a transport asks of a reactor: which sockets it is to be told of."""
-
-    def __init__(self) -> None:
-        self.writers: list[object] = []
-
-    def addReader(self, reader: object) -> None:
-        """It may be read from."""
-
-    def removeReader(self, reader: object) -> None:
-        """It may not."""
-
-    def addWriter(self, writer: object) -> None:
-        if writer not in self.writers:
-            self.writers.append(writer)
-
-    def removeWriter(self, writer: object) -> None:
-        if writer in self.writers:
-            self.writers.remove(writer)
-
-
-class SendTests(unittest.TestCase):
-    """An accepted connection that sends at once what it can."""
-
-    def setUp(self) -> None:
-        here, self.peer = socket.socketpair()
-        here.setblocking(False)
-        self.addCleanup(here.close)
-        self.addCleanup(self.peer.close)
-        self.watcher = Watcher()
-        server: Any = dead_peer.WatchedServer
-        self.transport = server(here, Protocol(), ("127.0.0.1", 1), None, 1, self.watcher)
-        self.assertEqual(self.watcher.writers, [])
-
-    def test_what_the_kernel_takes_is_gone_at_once(self) -> None:
-        dead_peer.send(self.transport, b"one")
-        dead_peer.send(self.transport, b"two")
-        self.assertEqual(self.watcher.writers, [])
-        self.assertEqual(self.peer.recv(100), b"onetwo")
-
-    def test_what_it_does_not_take_waits_for_its_turn_and_nothing_overtakes_it(self) -> None:
-        sent = [bytes((number,)) * 65536 for number in range(64)]
-        for part in sent:
-            dead_peer.send(self.transport, part)
-        self.assertEqual(self.watcher.writers, [self.transport])
-        got = b""
-        while self.watcher.writers:
-            got += self.peer.recv(65536)
-            self.assertIsNone(self.transport.doWrite())
-        dead_peer.send(self.transport, b"last")
-        self.assertEqual(self.watcher.writers, [])
-        whole = b"".join(sent) + b"last"
-        while len(got) < len(whole):
-            got += self.peer.recv(65536)
-        self.assertTrue(got == whole)
-
-    def test_what_is_written_before_it_leaves_before_it(self) -> None:
-        self.transport.write(b"one")
-        dead_peer.send(self.transport, b"two")
-        self.transport.doWrite()
-        self.assertEqual(self.peer.recv(100), b"onetwo")
-
-    def test_a_peer_that_has_gone_is_left_to_the_reactor(self) -> None:
-        self.peer.close()
-        dead_peer.send(self.transport, b"one")
-        self.assertEqual(self.watcher.writers, [self.transport])
-        self.assertIsInstance(self.transport.doWrite(), ConnectionLost)
