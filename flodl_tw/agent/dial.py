@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from typing import Final, NoReturn, cast
+from typing import Final, NoReturn, TypeVar, cast
 
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, FailureGroup, race
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorFromThreads, IReactorTCP, IReactorTime
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorFromThreads, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from flodl_tw.agent.link import JoinLink
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.resolver import ThreadResolver
 
@@ -25,13 +25,11 @@ HEAD_START_SECS: Final = 0.3
 """What an address has before the next one of the name is tried beside it."""
 LOOK_UP_SECS: Final = 10
 
+Made = TypeVar("Made", bound=Protocol)
+
 
 class DialError(Exception):
     """No address answered in all attempts; its text names each with its reason."""
-
-
-class IDialingReactor(IReactorTime, IReactorTCP, IReactorFromThreads):
-    """What a dial asks of the reactor."""
 
 
 def _no_answer(value: object, secs: float) -> NoReturn:
@@ -43,7 +41,7 @@ class Dialer:
 
     def __init__(
         self,
-        reactor: IDialingReactor,
+        reactor: IReactorTime,
         host: str,
         port: int,
         *,
@@ -59,10 +57,10 @@ class Dialer:
         self._attempts = attempts
         self._connect_secs = connect_secs
         self._say = say
-        self._resolver = resolver or ThreadResolver(reactor)
+        self._resolver = resolver or ThreadResolver(IReactorFromThreads(reactor))
         self._jitter = jitter
 
-    async def dial(self, factory: IProtocolFactory) -> JoinLink:
+    async def dial(self, factory: Factory[Made]) -> Made:
         """A connection's protocol, which ``factory`` has made; DialError once every attempt has failed."""
         endpoint = show_endpoint(self._host, self._port)
         told = None
@@ -70,7 +68,7 @@ class Dialer:
             if attempt:
                 await deferLater(self._reactor, PAUSE_SECS * (0.5 + self._jitter()))
             try:
-                return cast(JoinLink, await self._try_once(factory))
+                return cast(Made, await self._try_once(factory))
             except DialError as why:
                 reason = str(why)
             if reason != told:

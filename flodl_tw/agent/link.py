@@ -109,7 +109,7 @@ class JoinLink(Protocol):
         self._forced = self._clock.callLater(CLOSE_GRACE, self.transport.abortConnection)
 
 
-class LinkFactory(Factory):
+class LinkFactory(Factory[JoinLink]):
     """Makes the one link of a dial; several addresses may be tried, and one wins."""
 
     noisy = False

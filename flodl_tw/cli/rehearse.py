@@ -176,7 +176,7 @@ class Rehearsal:
 
     clock: IReactorTime
     plan: Plan
-    dial: Callable[[Factory], Awaitable[SimulatedHost]]
+    dial: Callable[[Factory[SimulatedHost]], Awaitable[SimulatedHost]]
     say: Callable[[str], None]
     complain: Callable[[str], None]
 

@@ -843,14 +843,14 @@ class Legs(ReactorTestCase):
         backend = listener()
         self.addCleanup(backend.close)
         front = FrontDoor(running, limits)
-        channel = ForwardFactory(front, running, "data", endpoint(backend))
         legs: list[DialerLeg] = []
 
-        def route(peeker: Peeker) -> DialerLeg:
-            legs.append(channel(peeker))
-            return legs[-1]
+        class Kept(ForwardFactory):
+            def buildProtocol(self, peeker: Peeker) -> DialerLeg:
+                legs.append(super().buildProtocol(peeker))
+                return legs[-1]
 
-        front.routes = {DATA_MAGIC: route}
+        front.routes = {DATA_MAGIC: Kept(front, running, "data", endpoint(backend))}
         bound = sockets.listen(LOOPBACK, 0, limits)
         port = running.adoptStreamPort(bound.fileno(), bound.family, front)
         bound.close()
