@@ -70,6 +70,11 @@ def controller(*options: str) -> Iterator[Server]:
         *("--port=0", "--port-file=port", "--state-dir=state", *options),
     )
     with tempfile.TemporaryDirectory() as folder, served(*command, folder=folder) as server:
+        # It loads its web server once it listens, which is no part of what is measured.
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"GET /state.json HTTP/1.0\r\n\r\n")
+            while client.recv(4096):
+                pass
         yield server
 
 

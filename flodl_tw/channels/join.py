@@ -9,7 +9,7 @@ from __future__ import annotations
 from twisted.logger import Logger
 
 from flodl_tw import sockets
-from flodl_tw.channels.dead_peer import went_silent
+from flodl_tw.channels.dead_peer import send, went_silent
 from flodl_tw.channels.framed import FramedProtocol
 from flodl_tw.channels.front_door import FrontDoor, Peeker
 from flodl_tw.controller import Controller
@@ -128,8 +128,7 @@ class JoinProtocol(FramedProtocol):
         self.identified()
         sockets.tune_link(self.peeker.transport, self._shared.limits)
         salt_hex = None if self._shared.controller.credentialed else self.run.session_salt.hex()
-        _, wait_secs = self.run.window.countdowns()
-        self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, wait_secs or 0))
+        self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, self.run.window.cap_remaining()))
 
     def _reject(self, key: bytes, refusal: Refusal) -> None:
         self.identified()
@@ -157,7 +156,7 @@ class JoinProtocol(FramedProtocol):
             self.run.link_ended(member, end)
 
     def _send(self, key: bytes, message: JoinMessage) -> None:
-        self.peeker.transport.write(encode_join(key, self.version, message))
+        send(self.peeker.transport, encode_join(key, self.version, message))
 
 
 def _unverified(frame: Frame, credentialed: bool) -> tuple[ConnectionEnd, str]:

@@ -58,9 +58,10 @@ class JoinWindow:
 
     def refusal(self, offer: Offer) -> Refusal | None:
         """Why the offer would be refused now, or None.  Changes nothing."""
-        due = self.verdict()
+        standing = self._standing()
+        due = verdict(self.settings, standing)
         if isinstance(due, Open):
-            return self.ledger.refusal(offer, self.elapsed)
+            return self.ledger.refusal(offer, standing.elapsed)
         # What closes the window may have happened in this very turn, whose end takes the verdict.
         return closed(Phase.FORMING if isinstance(due, Formed) else Phase.FAILED)
 
@@ -84,6 +85,10 @@ class JoinWindow:
         """Seconds until the clock alone may change the verdict."""
         settings, elapsed = self.settings, self.elapsed
         return max(0.0, (settings.window_secs if elapsed < settings.window_secs else settings.cap_secs) - elapsed)
+
+    def cap_remaining(self) -> int:
+        """Whole seconds left of the hard cap: how long a member may have to wait for its world."""
+        return countdown(self.settings.cap_secs, self.elapsed) or 0
 
     def countdowns(self) -> tuple[int | None, int | None]:
         """Whole seconds left of the window and of its hard cap; None for what is past."""

@@ -47,6 +47,9 @@ def spans(numbers: Sequence[int]) -> str:
     """Numbers in their order: ``0-7, 12``; after some spans, how many more there are.  Empty where there are none."""
     if not numbers:
         return ""
+    if len(numbers) == 1:
+        # Most hosts that join have one rank, and each has its place in a log line.
+        return str(numbers[0])
     starts = [place for place, (before, number) in enumerate(pairwise(numbers), 1) if number != before + 1]
     ends = [*starts, len(numbers)][:SPANS_SHOWN]
     told = []
