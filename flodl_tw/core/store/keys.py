@@ -1,40 +1,37 @@
 """The keys of one world's store: values, queues, and who waits for what.
 
-Every operation costs what it moves: none walks the keys, but the one that lists
-them.  What is written is checked against the caps as a whole before any of it
-is stored, so an operation that raises has changed nothing.
+What an operation costs grows with what it moves, not with the number of keys;
+only ``listed`` walks them.  What is written is checked against the caps as a
+whole before any of it is stored, so an operation that raises has changed nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from flodl_tw.core.errors import StoreError
 from flodl_tw.core.log_text import quoted
-from flodl_tw.core.store.waits import WAIT_BYTES, Wait, Waiting, WaitLines, text_of
+from flodl_tw.core.store.waits import Wait, Waiting, WaitLines, text_of
 from flodl_tw.core.store.wire import StoreLimits
 
 WORKERS_KEY: Final = b"init/"
-"""Where every client that waits for its world adds one: the only key without a slash before it."""
-_NUMBER: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)")
-_LONGEST_NUMBER: Final = 4096
+"""The key to which every client that waits for its world adds one; torch puts a slash before all others."""
+_NUMBER: Final = re.compile(rb"[ \t-\r]*[+-]?[0-9]+")
 _SURE_DIGITS: Final = 18
 """So many digits fit into 64 bits, whatever they are."""
 _HALF: Final = 1 << 63
 
 
 class KeySpace:
-    """What one world has stored.  ``seconds`` tells the time; only waits ask for it.
+    """What one world has stored.  ``seconds`` tells the time, for the waits.
 
-    An operation that writes returns the waits that it ended.  What counts
-    toward ``total_bytes``: keys and values, items of queues and the queues'
-    names (``stored``); what unfinished queries have brought, each name that
-    somebody waits for, once, and ``WAIT_BYTES`` for each that waits for it
-    (``held``).  Toward ``total_keys``: keys, items of queues, and names that
-    somebody waits for.
+    An operation that writes returns the waits that it ended.  The cap
+    ``total_bytes`` covers ``stored`` (keys and values, items of queues and the
+    queues' names) and ``held`` (unfinished queries, and waits); the cap
+    ``total_keys`` covers keys and items of queues.
     """
 
     def __init__(self, seconds: Callable[[], float], limits: StoreLimits | None = None) -> None:
@@ -46,7 +43,6 @@ class KeySpace:
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waits = WaitLines()
         self._unfinished = 0
-        self._listed: tuple[bytes, ...] | None = None
 
     @property
     def key_count(self) -> int:
@@ -58,14 +54,12 @@ class KeySpace:
         """The bytes that are kept beside what is stored."""
         return self._unfinished + self._waits.size
 
-    def listed(self) -> tuple[bytes, ...]:
-        """The keys that have a value now.  Who asks before they change gets the same tuple."""
+    def listed(self) -> list[bytes]:
+        """The keys that have a value now."""
         limit = self.limits.keys_a_query
         if len(self._values) > limit:
             raise StoreError(f"LIST_KEYS would name {len(self._values)} keys, the limit of one query is {limit}")
-        if self._listed is None:
-            self._listed = tuple(self._values)
-        return self._listed
+        return list(self._values)
 
     @property
     def workers(self) -> int:
@@ -82,8 +76,8 @@ class KeySpace:
     def get(self, key: bytes) -> bytes:
         """The value itself, not a copy; empty where there is none."""
         value = self._values.get(key, b"")
-        if not isinstance(value, bytes):
-            # It has grown by APPEND; from now on it is whole.
+        if isinstance(value, bytearray):
+            # APPEND has made it one, and goes on with a new one.
             value = self._values[key] = bytes(value)
         return value
 
@@ -101,13 +95,12 @@ class KeySpace:
         self._make_room(grown, len(fresh))
         self.stored += grown
         values.update(pairs)
-        self._listed = None
         return [wait for key in pairs for wait in self._waits.arrived(key)]
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> tuple[bytes, Sequence[Wait]]:
         """Store ``desired`` where ``expected`` is, or where nothing is and nothing is expected; give what is there.
 
-        What wasn't there is answered with ``expected``, as torch does.
+        Where nothing is and something was expected, it gives ``expected``, as torch does.
         """
         present = self._values.get(key)
         if present == expected or (present is None and not expected):
@@ -137,11 +130,10 @@ class KeySpace:
         return self._waits.arrived(key)
 
     def delete(self, key: bytes) -> bool:
-        """Forget a value, and say whether there was one.  Who has seen it come is not made to wait again."""
+        """Forget a value, and say whether there was one.  A wait that has counted it does not wait for it again."""
         value = self._values.pop(key, None)
         if value is None:
             return False
-        self._listed = None
         self.stored -= len(key) + len(value)
         return True
 
@@ -176,22 +168,24 @@ class KeySpace:
         queue = self._queues.get(key)
         return 0 if queue is None else len(queue)
 
-    def wait(self, owner: Any, keys: Iterable[bytes]) -> Wait | None:
+    def wait(self, owner: object, keys: Iterable[bytes]) -> Wait | None:
         """Register a wait for those of ``keys`` that are missing; None where none is."""
         missing = [key for key in keys if key not in self._values and key not in self._queues]
-        return self._line_up(owner, dict.fromkeys(missing)) if missing else None
+        if not missing:
+            return None
+        wait = Wait(owner, dict.fromkeys(missing), self._seconds())
+        self._make_room(wait.size, 0)
+        self._waits.add(wait)
+        return wait
 
-    def barrier(self, owner: Any, key: bytes, world: int) -> tuple[Wait | None, Sequence[Wait]]:
+    def barrier(self, owner: object, key: bytes, world: int) -> tuple[Wait | None, Sequence[Wait]]:
         """Count one more in: a wait until the count reaches ``world``, or None and the waits that it ended."""
         count = self._sum(key, 1)
         if count >= world:
             return None, self.set(key, b"%d" % count)
-        wait = self._line_up(owner, (key,))
-        try:
-            self._put(key, b"%d" % count)
-        except StoreError:
-            self.cancel(wait)
-            raise
+        wait = Wait(owner, (key,), self._seconds())
+        self._put(key, b"%d" % count, wait.size)
+        self._waits.add(wait)
         return wait, ()
 
     def cancel(self, wait: Wait) -> None:
@@ -208,21 +202,17 @@ class KeySpace:
             self._make_room(change, 0)
         self._unfinished += change
 
-    def _put(self, key: bytes, value: bytes) -> None:
+    def _put(self, key: bytes, value: bytes, beside: int = 0) -> None:
+        """Store a value, if there is also room for so many bytes beside it."""
         old = self._values.get(key)
-        if old is None:
-            grown = len(key) + len(value)
-            self._make_room(grown, 1)
-            self._listed = None
-        else:
-            grown = len(value) - len(old)
-            self._make_room(grown, 0)
+        grown = len(key) + len(value) if old is None else len(value) - len(old)
+        self._make_room(grown + beside, old is None)
         self._values[key] = value
         self.stored += grown
 
     def _make_room(self, size: int, keys: int) -> None:
         """Refuse what would break a cap of the whole; what makes nothing larger is never refused."""
-        if keys and len(self._values) + self.items + len(self._waits) + keys > self.limits.total_keys:
+        if keys and len(self._values) + self.items + keys > self.limits.total_keys:
             raise StoreError(f"the store holds all of the {self.limits.total_keys} keys it may (--store-max-keys)")
         if size > 0 and self.stored + self.held + size > self.limits.total_bytes:
             raise StoreError(
@@ -235,23 +225,20 @@ class KeySpace:
         total = amount if value is None else number_of(key, value) + amount
         return (total + _HALF) % (2 * _HALF) - _HALF
 
-    def _line_up(self, owner: Any, keys: Collection[bytes]) -> Wait:
-        fresh = self._waits.fresh(keys)
-        self._make_room(sum(map(len, fresh)) + WAIT_BYTES * len(keys), len(fresh))
-        return self._waits.add(owner, keys, self._seconds())
-
 
 def number_of(key: bytes, value: bytes | bytearray) -> int:
     """A value as C reads a number: blanks, a sign, digits; what follows them is not looked at."""
     if len(value) <= _SURE_DIGITS and value.isdigit():
         # What ADD itself has stored, nearly always.
         return int(value)
-    match = _NUMBER.match(value) if len(value) <= _LONGEST_NUMBER else None
+    match = _NUMBER.match(value)
     if match is None:
         raise StoreError(f"the value of {named(key)} is no number to add to")
-    sign, digits = match.groups()
-    number = int(digits.lstrip(b"0")[:20] or b"0")
-    number = -number if sign == b"-" else number
+    try:
+        number = int(match.group())
+    except ValueError:
+        # Python reads no more than some thousand digits.
+        number = _HALF
     if not -_HALF <= number < _HALF:
         raise StoreError(f"the value of {named(key)} is a number of more than 64 bits")
     return number

@@ -1,17 +1,18 @@
 """torch.distributed's store: queries in; replies, wake-ups and closes out.
 
-A ``StoreSession`` is one client of one ``KeySpace``.  It answers query by
-query, in order; what WAIT and BARRIER are answered with comes when it is time,
-and the queries after them are answered meanwhile (so CANCEL_WAIT can come
-through), as torch's own server does.  The store has no error reply: whatever a
-client may not do closes it, and it alone.
+A ``StoreSession`` is one client of one ``KeySpace``.  It answers query by query,
+in order.  A WAIT or BARRIER is answered when its keys are there, and the queries
+after it are answered meanwhile, so that CANCEL_WAIT comes through; torch's own
+server does the same.  The store has no error reply: a client that does what it
+may not is closed, and it alone.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from flodl_tw.core.errors import StoreError
@@ -27,15 +28,11 @@ CANCELED: Final = b"\1"
 """The answer of CANCEL_WAIT."""
 
 REPLY_BYTES: Final = 256 * 1024
-"""Replies of this size are sent before anything further is made: ten bytes can ask for eight million."""
+"""Once a feed has given so many bytes of replies it gives no more: ten bytes can ask for eight million."""
 QUERIES_A_FEED: Final = 256
-"""Queries that are answered before others have their turn: one that asks for little is a byte."""
+"""Queries that one feed answers at most: the shortest are a byte, so that a segment can hold 65,536 of them."""
 MOST_WAITS: Final = 8
-"""Queries of one client that may wait at the same time; torch's clients have one."""
-LISTED_A_PART: Final = 4096
-"""Keys of one part of a list of them."""
-NAMES_A_PART: Final = 32
-"""Values that are fetched together for an answer with many: at most 128 KiB of small ones."""
+"""Queries of one client that may wait at the same time, so that few waits end in one turn; torch's clients have one."""
 JOIN_BYTES: Final = 4096
 """A value up to this size is copied behind its length; a longer one goes out as the object that is stored."""
 
@@ -49,10 +46,10 @@ class StoreEffects:
     """What to do after a feed, in this order and before anything else is fed to the store.
 
     Write ``replies`` to this client, and each of ``wakeups`` to its connection.
-    If ``close`` is a text, close this client once that has left; it is for the
-    log.  If ``more``, stop reading from it, and feed it nothing (``b""``) once
-    the replies have left and others have had their turn: what is here already
-    is still to be answered.
+    If ``close`` is a text, close this client once that has left; the text is for
+    the log.  If ``more``, queries that have arrived are still to be answered: stop
+    reading from the client, and once the replies have left and others have had
+    their turn, feed it nothing (``b""``).
     """
 
     replies: list[bytes] = field(default_factory=list)
@@ -64,19 +61,7 @@ class StoreEffects:
 class StoreSession:
     """One client.  ``peer`` is whatever the caller wants to find in a wake-up."""
 
-    __slots__ = (
-        "_held",
-        "_names",
-        "_out",
-        "_reader",
-        "_rest",
-        "_rest_bytes",
-        "_room",
-        "_waits",
-        "gone",
-        "peer",
-        "space",
-    )
+    __slots__ = ("_held", "_out", "_reader", "_rest", "_rest_bytes", "_room", "_waits", "gone", "peer", "space")
 
     def __init__(self, space: KeySpace, peer: object = None) -> None:
         self.space = space
@@ -84,13 +69,11 @@ class StoreSession:
         self.gone = False
         self._reader = QueryReader(space.limits)
         self._held = 0
-        # The queries that wait, and how many keys they name.
         self._waits: dict[Wait, None] = {}
-        self._names = 0
-        # The outcome of the feed under way, and how many bytes of replies it still takes.
+        # What the feed under way leads to, and how many bytes of replies it may still give.
         self._out = StoreEffects()
         self._room = 0
-        # What is left of a long answer, and the bytes of the names that it holds.
+        # What is left of a long answer, and the bytes of the keys that it names.
         self._rest: Iterator[bytes] | None = None
         self._rest_bytes = 0
 
@@ -112,17 +95,12 @@ class StoreSession:
                 left -= 1
             if held := reader.held + self._rest_bytes:
                 self._hold(held)
-                # What is left of an unfinished query is left for bytes that are still to come.
+                # Where nothing has stopped the loop above, what is held is a query that has not arrived whole.
                 out.more = self._rest is not None or self._room <= 0 or not left
         except StoreError as error:
             out.close = str(error)
             self.lost()
         return out
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a query of this client is still to be answered by what another does."""
-        return bool(self._waits)
 
     def lost(self) -> None:
         """The connection is gone, and so are its waits; what it has stored stays."""
@@ -140,41 +118,36 @@ class StoreSession:
         for wait in self._waits:
             self.space.cancel(wait)
         self._waits.clear()
-        self._names = 0
 
     def _reply(self, reply: bytes) -> None:
         self._out.replies.append(reply)
         self._room -= len(reply)
 
-    def _reply_all(self, parts: Iterator[bytes], names: Collection[bytes]) -> None:
-        """Answer with all parts, as there is room; ``names`` are what they hold."""
+    def _reply_all(self, parts: Iterator[bytes], keys: Iterable[bytes]) -> None:
+        """Answer with all parts, in this feed and as many more as it takes; ``keys`` are what they hold."""
         self._go_on(parts)
         if self._rest is not None:
-            self._rest_bytes = 1 + sum(map(len, names))
+            # At least 1, since a key may be empty.
+            self._rest_bytes = 1 + sum(map(len, keys))
 
     def _go_on(self, parts: Iterator[bytes]) -> None:
         self._rest = parts
-        while self._room > 0:
-            part = next(parts, None)
-            if part is None:
-                self._rest, self._rest_bytes = None, 0
-                return
+        for part in parts:
             self._reply(part)
+            if self._room <= 0:
+                return
+        self._rest, self._rest_bytes = None, 0
 
     def _reply_value(self, value: bytes) -> None:
-        size = len(value)
-        if size <= JOIN_BYTES:
-            self._reply(_u64(size) + value)
-        else:
-            self._reply(_u64(size))
-            self._reply(value)
+        for part in _parts(value):
+            self._reply(part)
 
     def _end(self, waits: Sequence[Wait]) -> None:
         """Answer the queries that have waited until now."""
         for wait in waits:
-            owner: StoreSession = wait.owner
+            owner = wait.owner
+            assert isinstance(owner, StoreSession)
             del owner._waits[wait]
-            owner._names -= len(wait.keys)
             if owner is self:
                 self._reply(DONE)
             else:
@@ -228,17 +201,12 @@ class StoreSession:
     def _may_wait(self) -> None:
         if len(self._waits) >= MOST_WAITS:
             raise StoreError(f"{len(self._waits)} queries of it wait, the limit is {MOST_WAITS}, and it has another")
-        # Who has several waits is bounded by what one query may name.
-        limit = self.space.limits.keys_a_query
-        if self._names >= limit:
-            raise StoreError(f"it waits for {self._names} keys and asks for more, the limit of one query is {limit}")
 
     def _later(self, wait: Wait | None) -> None:
         if wait is None:
             self._reply(DONE)
         else:
             self._waits[wait] = None
-            self._names += len(wait.keys)
 
     def _cancel_wait(self, query: Query) -> None:
         self._cancel()
@@ -250,27 +218,12 @@ class StoreSession:
     def _list_keys(self, query: Query) -> None:
         keys = self.space.listed()
         self._reply(_i64(len(keys)))
-        self._reply_all(_listed(keys), keys)
+        self._reply_all((_u64(len(key)) + key for key in keys), keys)
 
     def _multi_get(self, query: Query) -> None:
         keys = query[1]
-        # Beyond the first parts a value is that of the moment in which it is sent.
-        self._reply_all(self._values(keys), keys)
-
-    def _values(self, keys: Sequence[bytes]) -> Iterator[bytes]:
-        get = self.space.get
-        for begin in range(0, len(keys), NAMES_A_PART):
-            small: list[bytes] = []
-            for value in map(get, keys[begin : begin + NAMES_A_PART]):
-                small.append(_u64(len(value)))
-                if len(value) > JOIN_BYTES:
-                    yield b"".join(small)
-                    yield value
-                    small.clear()
-                else:
-                    small.append(value)
-            if small:
-                yield b"".join(small)
+        # A value that is made for a later feed is that of the later moment.
+        self._reply_all(chain.from_iterable(map(_parts, map(self.space.get, keys))), keys)
 
     def _multi_set(self, query: Query) -> None:
         self._end(self.space.set_all(dict(zip(query[1][::2], query[1][1::2], strict=True))))
@@ -289,11 +242,10 @@ class StoreSession:
         self._reply(_i64(self.space.queue_length(query[1][0])))
 
 
-def _listed(keys: Sequence[bytes]) -> Iterator[bytes]:
-    """Keys, each with its length before it, in parts."""
-    for begin in range(0, len(keys), LISTED_A_PART):
-        part = keys[begin : begin + LISTED_A_PART]
-        yield b"".join([piece for key in part for piece in (_u64(len(key)), key)])
+def _parts(value: bytes) -> tuple[bytes, ...]:
+    """A value on the wire."""
+    size = len(value)
+    return (_u64(size) + value,) if size <= JOIN_BYTES else (_u64(size), value)
 
 
 _ANSWERS: Final[dict[int, Callable[[StoreSession, Query], None]]] = {

@@ -1,10 +1,10 @@
 """The queries of torch.distributed's store, cut out of a byte stream however it is split.
 
 A query is an opcode and its arguments; there is no framing, so only reading
-every field tells where the next query begins.  Every length and count is judged
+every field tells where the next query begins.  Every length and count is checked
 as soon as it is there, before anything is kept for it, and what is kept grows
-with what has arrived, never with what was announced.  Nothing here knows what a
-query does (``store.py`` does).
+with what has arrived, never with what was announced.  What a query does is in
+``session.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STORE_MAGIC: Final = 0x3C85F7CE
 """What a VALIDATE carries."""
 
 GATHER_BYTES: Final = 16 * 1024
-"""A longer value that has not all arrived is kept in pieces and joined once; smaller pieces are put together."""
+"""A longer value that has not all arrived is kept in pieces of at least this size, which are joined once."""
 
 
 class Opcode(IntEnum):
@@ -90,42 +90,6 @@ _NUMBERS: Final = {_I64: struct.Struct("<q"), _U32: struct.Struct("<I"), _COUNT:
 _length_at: Final = struct.Struct("<Q").unpack_from
 
 
-class Pieces:
-    """The parts of one long value; ``joined`` is the one copy that it costs.
-
-    Parts that are large stay what they are.  Small ones are put together first,
-    so that a value that trickles in doesn't become a million objects.
-    """
-
-    __slots__ = ("_parts", "_tail", "size")
-
-    def __init__(self) -> None:
-        self._parts: list[bytes | memoryview] = []
-        self._tail = bytearray()
-        self.size = 0
-
-    def add(self, piece: bytes | memoryview) -> None:
-        """The next part."""
-        self.size += len(piece)
-        if len(piece) < GATHER_BYTES:
-            self._tail += piece
-            if len(self._tail) >= GATHER_BYTES:
-                self._end_tail()
-            return
-        self._end_tail()
-        self._parts.append(piece)
-
-    def joined(self) -> bytes:
-        """The value."""
-        self._end_tail()
-        return b"".join(self._parts)
-
-    def _end_tail(self) -> None:
-        if self._tail:
-            self._parts.append(bytes(self._tail))
-            self._tail.clear()
-
-
 class QueryReader:
     """Cuts one connection's byte stream into queries.
 
@@ -133,20 +97,8 @@ class QueryReader:
     """
 
     __slots__ = (
-        "_at",
-        "_begun",
-        "_caps",
-        "_data",
-        "_keys_a_query",
-        "_kind",
-        "_missing",
-        "_number",
-        "_opcode",
-        "_open",
-        "_parts",
-        "_pieces",
-        "_plan",
-        "_taken",
+        *("_at", "_begun", "_caps", "_data", "_keys_a_query", "_kind", "_missing"),
+        *("_number", "_opcode", "_open", "_parts", "_pieces", "_plan", "_taken"),
     )
 
     def __init__(self, limits: StoreLimits) -> None:
@@ -159,24 +111,23 @@ class QueryReader:
         self._parts: list[bytes] = []
         self._number = 0
         self._plan: Iterator[int] = iter(())
-        # Whether a query has begun and not ended, and which field comes next.
+        # Whether a query has begun and not ended, which field comes next, and how many bytes of it have been read.
         self._open = False
         self._kind: int | None = None
-        # Bytes of the unfinished query that have been read, and a long value that is still arriving.
         self._taken = 0
-        self._pieces: Pieces | None = None
+        # A long value that is still arriving, and how many bytes of it are still to come.
+        self._pieces: list[bytes] = []
         self._missing = 0
 
     @property
     def held(self) -> int:
         """How many bytes are kept: what the unfinished query has brought so far, and what has not been looked at."""
-        gathered = self._pieces.size if self._pieces is not None else 0
-        return self._taken + gathered + len(self._data) - self._at
+        return self._taken + len(self._data) - self._at
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, in order."""
-        if self._pieces is not None:
-            data = self._gather(self._pieces, data)
+        if self._missing:
+            data = self._gather(data)
         rest = self._data[self._at :] if self._at < len(self._data) else b""
         self._data = rest + data if rest else data
         self._at = 0
@@ -191,7 +142,7 @@ class QueryReader:
             if self._at == end:
                 return None
             self._begin(data[self._at])
-        elif self._pieces is not None:
+        elif self._missing:
             return None
         at, kind, plan, parts, caps = self._at, self._kind, self._plan, self._parts, self._caps
         while kind is not None:
@@ -258,23 +209,26 @@ class QueryReader:
         if length <= GATHER_BYTES:
             return
         self._taken += 8
-        self._pieces = Pieces()
         self._missing = length
-        self._gather(self._pieces, memoryview(data)[at + 8 :])
+        self._gather(data[at + 8 :])
         self._data, self._at = b"", 0
 
-    def _gather(self, pieces: Pieces, data: bytes | memoryview) -> bytes:
+    def _gather(self, data: bytes) -> bytes:
         """Take what belongs to the long value; give back what comes after it."""
-        if len(data) < self._missing:
-            pieces.add(data)
-            self._missing -= len(data)
-            return b""
-        pieces.add(memoryview(data)[: self._missing])
-        self._taken += pieces.size
-        self._parts.append(pieces.joined())
-        self._pieces = None
-        self._kind = next(self._plan, None)
-        return bytes(memoryview(data)[self._missing :])
+        piece, rest = data[: self._missing], data[self._missing :]
+        self._taken += len(piece)
+        self._missing -= len(piece)
+        pieces = self._pieces
+        if pieces and len(pieces[-1]) < GATHER_BYTES:
+            # A value that trickles in does not become a million objects.
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+        if not self._missing:
+            self._parts.append(b"".join(pieces))
+            pieces.clear()
+            self._kind = next(self._plan, None)
+        return rest
 
 
 def _too_long(kind: int, length: int, cap: int) -> StoreError:

@@ -118,7 +118,7 @@ class TestView(WorldStoreTestCase):
             (4, 1, 1, 4),
         )
         self.assertEqual(view["bytes"], len("init/4") + len("/qitem"))
-        self.assertEqual(view["held_bytes"], len("/worker/0/ready/other") + 5 * WAIT_BYTES)
+        self.assertEqual(view["held_bytes"], len("/other") + 4 * len("/worker/0/ready") + 5 * WAIT_BYTES)
         self.assertEqual(
             view["waiting"],
             [
