@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import ssl
 from dataclasses import replace
 from typing import Any
 from weakref import ref
 
+from OpenSSL.crypto import X509, PKey
+from twisted.internet.address import IPv4Address, UNIXAddress
+from twisted.internet.ssl import CertificateOptions
 from twisted.logger import LogLevel
+from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from flodl_tw.channels.store import PART_BYTES, WOKEN_AT_ONCE
 from flodl_tw.core.settings import AfterRun, RunSettings
@@ -16,7 +22,8 @@ from flodl_tw.core.store.session import QUERIES_A_FEED
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.wire import STORE_MAGIC
 from flodl_tw.limits import MAX_WARNED_ADDRESSES
-from flodl_tw.testing import ClockedController, FakeDial
+from flodl_tw.testing import ClockedController, FakeDial, FakeTransport
+from tests.certificates import self_signed
 from tests.core.store.queries import HELLO, i64, listed, many, q, text
 from tests.pumped import PumpedTestCase, turns, window
 
@@ -635,3 +642,96 @@ class TestClosingDoor(StoringTestCase):
         producer.resumeProducing()
         self.assertIsNone(client.transport.producer)
         self.assertEqual(self.view(door)["connected"], 0)
+
+
+class TLSDial:
+    """A connection to a door behind TLS, seen from the dialing side; ``raw`` is what TLS wraps."""
+
+    def __init__(self, door: ClockedController) -> None:
+        self.door = door
+        peer = IPv4Address("TCP", "10.0.0.1", 5000)
+        key, certificate = self_signed()
+        options = CertificateOptions(
+            privateKey=PKey.from_cryptography_key(key), certificate=X509.from_cryptography(certificate)
+        )
+        self.raw = FakeTransport(door.clock, peer, reads=True)
+        self.raw.protocol = TLSMemoryBIOFactory(options, False, door.front, door.clock).buildProtocol(peer)
+        self.raw.protocol.makeConnection(self.raw)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._up, self._down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._down, self._up)
+        for _ in range(3):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._tls.do_handshake()
+            self._exchange()
+
+    def _exchange(self) -> None:
+        if sent := self._up.read():
+            self.raw.protocol.dataReceived(sent)
+        self.door.turn()
+        self._down.write(self.raw.value())
+        self.raw.clear()
+
+    def ask(self, data: bytes = b"") -> bytes:
+        """Send it; gives what has come down by the end of some turns."""
+        if data:
+            self._tls.write(data)
+        self._exchange()
+        got = b""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while part := self._tls.read(MIB):
+                got += part
+        return got
+
+    def answer_the_close(self) -> None:
+        """Take what came before the end of the stream, and end this side, too."""
+        self.ask()
+        self._tls.unwrap()
+        self._exchange()
+
+
+class TestTransports(StoringTestCase):
+    """What is no TCP socket: a Unix socket, and TLS, where every byte goes through what wraps the transport."""
+
+    def test_a_unix_socket_counts_as_loopback(self) -> None:
+        for address, answer in (("127.0.0.1", PONG), ("10.0.0.2", b"")):
+            door = self.formed("10.0.0.1", address)
+            peer = UNIXAddress(None)
+            transport = FakeTransport(door.clock, peer, reads=True)
+            transport.protocol = door.front.buildProtocol(peer)
+            transport.protocol.makeConnection(transport)
+            transport.protocol.dataReceived(HELLO + PING)
+            self.assertEqual((transport.value(), transport.aborted), (answer, not answer))
+        self.line("dropped a Unix socket's peer: on the store channel: it is no address of this world's hosts")
+
+    def test_waits_and_long_answers_behind_tls(self) -> None:
+        door = self.formed(limits=StoreLimits())
+        client, value = TLSDial(door), bytes(range(256)) * 4096
+        self.assertEqual(client.ask(HELLO + many(Opcode.WAIT, b"/k") + PING), PONG)
+        self.client(door, data=q(Opcode.SET, b"/k", value))
+        self.assertEqual(client.ask(), OK)
+        raw_producer: Any = client.raw.producer
+        raw_producer.pauseProducing()
+        self.assertEqual(client.ask(q(Opcode.GET, b"/k")), b"")
+        self.assertEqual(client.raw.producerState, "paused")
+        raw_producer.resumeProducing()
+        self.assertEqual(client.ask(), text(value))
+        self.assertEqual(client.raw.producerState, "producing")
+        self.assertEqual(client.ask(PING + b"\x7f"), PONG)
+        client.answer_the_close()
+        self.assertTrue(client.raw.lost)
+
+    def test_a_closing_door_lets_a_client_behind_tls_go_amid_its_answer(self) -> None:
+        door = self.formed(limits=StoreLimits())
+        client = TLSDial(door)
+        client.ask(HELLO + q(Opcode.SET, b"/k", bytes(MIB)))
+        raw_producer: Any = client.raw.producer
+        raw_producer.pauseProducing()
+        client.ask(q(Opcode.GET, b"/k"))
+        gone = door.front.close_all()
+        door.turn()
+        self.assertNoResult(gone)
+        raw_producer.resumeProducing()
+        client.answer_the_close()
+        self.successResultOf(gone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import socket
 import ssl
@@ -12,36 +11,30 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import SSL4ClientEndpoint, clientFromString, serverFromString
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.ssl import CertificateOptions
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from flodl_tw import ControllerServer, ControllerSettings
 from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.store.wire import Opcode
 from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
+from tests.certificates import self_signed
+from tests.core.store.queries import HELLO, i64, many, q, text
 from tests.waiting import ReactorTestCase, waits
 
 LOOPBACK = "127.0.0.1"
+BIG = bytes(range(256)) * 4096 * 8
+"""As large as a value of torch's store may be."""
 
 
 def make_certificate(folder: Path) -> None:
-    """A key and a certificate of its own for this machine."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
+    """A key and a certificate, as files."""
+    key, certificate = self_signed()
     (folder / "key.pem").write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
@@ -152,6 +145,28 @@ class TransportTests(ReactorTestCase):
                 self.assertEqual(server.front.ended[ConnectionEnd[f"HTTP_{code}"]], 1)
 
         await self.serving(refuse, **{"min-rank-start": 9})
+
+    @waits
+    async def test_ranks_meet_in_the_store(self) -> None:
+        async def meet(server: ControllerServer) -> None:
+            await SimulatedHost(self.reactor, make_hello(), train_secs=None).join(self.dials(server))
+            await server.when_formed()
+            store = server.controller.run.store
+            assert store is not None
+            waiting = self.asked(server, HELLO + many(Opcode.WAIT, b"/big"), 1)
+            while not store.keys.waiting():
+                await deferLater(self.reactor, 0.01)
+            stored = self.asked(server, HELLO + q(Opcode.SET, b"/big", BIG) + q(Opcode.ADD, b"/n", 2), 8)
+            self.assertEqual((await waiting, await stored), (b"\0", i64(2)))
+            # The answers have no room in the buffers between, and leave as the client reads them.
+            asked = many(Opcode.WAIT, b"/n") + q(Opcode.GET, b"/big") * 3 + q(Opcode.GETNUMKEYS)
+            answers = b"\0" + text(BIG) * 3 + i64(2)
+            self.assertTrue(await self.asked(server, HELLO + asked, len(answers)) == answers)
+            # An opcode that is none is closed after what came before it is answered.
+            self.assertEqual(await self.asked(server, HELLO + asked[-1:] + b"\x7f", 100), i64(2))
+            self.assertEqual({end.value for end in server.front.ended}, {"store-closed"})
+
+        await self.serving(meet, **{"target-ranks": 1})
 
     @waits
     async def test_a_stop_tells_the_hosts(self) -> None:

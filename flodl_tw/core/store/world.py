@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Protocol
 
 from flodl_tw.core.addresses import Address, classify
 from flodl_tw.core.ledger import Member
@@ -19,42 +18,11 @@ KEY_CHARS = 200
 """Characters of such a key that people are shown; it may have some thousand."""
 
 
-class Unread:
-    """Long values that clients have asked for and not read yet; each counts once, however many ask for it.
+class StoreClient(Protocol):
+    """A connection to the store, as its world sees it."""
 
-    A value that is replaced meanwhile lives on for those who read the old one,
-    beyond any cap of the store, so who has read longest at one gives way.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._values: dict[Any, bytes] = {}
-        """By client, the oldest first."""
-        self._readers: Counter[int] = Counter()
-        self.size = 0
-
-    def add(self, client: Any, value: bytes) -> list[Any]:
-        """A client begins to read a value; gives those that are to be closed for it."""
-        self.remove(client)
-        self._values[client] = value
-        self._readers[id(value)] += 1
-        if self._readers[id(value)] == 1:
-            self.size += len(value)
-        given_up = []
-        while self.size > self._limit:
-            given_up.append(next(iter(self._values)))
-            self.remove(given_up[-1])
-        return given_up
-
-    def remove(self, client: Any) -> None:
-        """It has read its value, or is gone."""
-        value = self._values.pop(client, None)
-        if value is None:
-            return
-        self._readers[id(value)] -= 1
-        if not self._readers[id(value)]:
-            del self._readers[id(value)]
-            self.size -= len(value)
+    def give_up(self, why: str) -> None:
+        """Close it, for the sake of others."""
 
 
 class WorldStore:
@@ -68,10 +36,10 @@ class WorldStore:
         self, members: Iterable[Member], world_size: int, seconds: Callable[[], float], limits: StoreLimits
     ) -> None:
         self.keys = KeySpace(seconds, limits)
-        self.clients: set[Any] = set()
+        self.clients: set[StoreClient] = set()
         """The connections that are open."""
-        # What is stored now may all be read at once, and as much that has been replaced.
-        self.unread = Unread(2 * limits.total_bytes)
+        self.unread: dict[StoreClient, bytes] = {}
+        """The long values that clients are being sent, who began first before the others."""
         self._world_size = world_size
         self._addresses = {member.offer.address for member in members}
         self._loopback = any(classify(address).loopback for address in self._addresses)
@@ -80,7 +48,20 @@ class WorldStore:
         """Whether the peer is at one of the world's hosts."""
         return address.shown in self._addresses or (address.loopback and self._loopback)
 
-    def view(self) -> dict[str, Any]:
+    def reads(self, client: StoreClient, value: bytes) -> None:
+        """A client begins to be sent a long value: a value that is replaced meanwhile lives on for it.
+
+        All values that are being sent may be as large as all that is stored and
+        as much again; past that, the one that began first is given up.
+        """
+        self.unread.pop(client, None)
+        self.unread[client] = value
+        while sum({id(each): len(each) for each in self.unread.values()}.values()) > 2 * self.keys.limits.total_bytes:
+            slowest = next(iter(self.unread))
+            del self.unread[slowest]
+            slowest.give_up("it does not read a long value, which has been replaced, and others need the room")
+
+    def view(self) -> dict[str, object]:
         """What ``store.json`` says of it: counts, bytes, and what is waited for, the longest (in seconds) first.
 
         ``held_bytes`` is what waits and unfinished queries count, which the cap of bytes covers, too.
@@ -104,14 +85,14 @@ class WorldStore:
 
     def told(self) -> list[str]:
         """The same for people: a line, and one for each key that is waited for."""
-        view = self.view()
+        keys = self.keys
         lines = [
-            f"{out_of(view['workers'], view['world_size'], 'rank')} came to the store; it has "
-            f"{counted(view['connected'], 'connection')}, {counted(view['keys'], 'key')} and "
-            f"{counted(view['bytes'], 'byte')}"
+            f"{out_of(keys.workers, self._world_size, 'rank')} came to the store; it has "
+            f"{counted(len(self.clients), 'connection')}, {counted(keys.key_count, 'key')} and "
+            f"{counted(keys.stored, 'byte')}"
         ]
-        for each in view["waiting"]:
-            noun = "client has" if each["clients"] == 1 else "clients have"
-            key = shortened(each["key"], KEY_CHARS)
-            lines.append(f"{each['clients']} {noun} been waiting for {key}, the first for {each['seconds']} s")
+        for each in keys.waiting(SHOWN_WAITS):
+            noun = "client has" if each.clients == 1 else "clients have"
+            key = shortened(each.key, KEY_CHARS)
+            lines.append(f"{each.clients} {noun} been waiting for {key}, the first for {int(each.seconds)} s")
         return lines

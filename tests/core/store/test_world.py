@@ -12,34 +12,24 @@ from flodl_tw.core.ledger import Ledger
 from flodl_tw.core.store.session import StoreSession
 from flodl_tw.core.store.waits import WAIT_BYTES
 from flodl_tw.core.store.wire import Opcode, StoreLimits
-from flodl_tw.core.store.world import KEY_CHARS, SHOWN_WAITS, Unread, WorldStore
+from flodl_tw.core.store.world import KEY_CHARS, SHOWN_WAITS, WorldStore
 from flodl_tw.testing import make_hello
 from tests.core.store.queries import HELLO, many, q
 
 
-class TestUnread(unittest.TestCase):
-    """Long values that somebody has asked for and not read."""
+class Client:
+    """A connection that may be given up."""
 
-    def test_each_value_counts_once_and_the_one_that_reads_longest_gives_way(self) -> None:
-        unread = Unread(250)
-        old, new, newest = bytes(100), bytes([1]) * 100, bytes([2]) * 100
-        self.assertEqual([unread.add(client, old) for client in "ab"], [[], []])
-        self.assertEqual((unread.add("c", new), unread.size), ([], 200))
-        self.assertEqual((unread.add("d", newest), unread.size), (["a", "b"], 200))
-        for client, size in (("d", 100), ("d", 100), ("a", 100), ("c", 0)):
-            unread.remove(client)
-            self.assertEqual(unread.size, size)
+    def __init__(self) -> None:
+        self.given_up = ""
 
-    def test_who_asks_for_the_next_has_read_the_one_before(self) -> None:
-        unread = Unread(150)
-        self.assertEqual([unread.add("a", bytes([number]) * 100) for number in range(3)], [[], [], []])
-        self.assertEqual(unread.size, 100)
-
-    def test_a_value_beyond_the_limit_is_given_up_by_itself(self) -> None:
-        self.assertEqual(Unread(50).add("a", bytes(100)), ["a"])
+    def give_up(self, why: str) -> None:
+        self.given_up = why
 
 
 class WorldStoreTestCase(unittest.TestCase):
+    limits = StoreLimits()
+
     def store(self, *addresses: str) -> WorldStore:
         """The store of a world of one host of four ranks at each address."""
         ledger = Ledger()
@@ -47,7 +37,7 @@ class WorldStoreTestCase(unittest.TestCase):
             ledger.admit(Offer(make_hello(f"h{number}", 4), 4, address), 0.0)
         self.clock = Clock()
         members = [member for member, _ in ledger.roster()]
-        return WorldStore(members, 4 * len(members), self.clock.seconds, StoreLimits())
+        return WorldStore(members, 4 * len(members), self.clock.seconds, self.limits)
 
     def client(self, store: WorldStore, data: bytes = b"") -> StoreSession:
         connection = StoreSession(store.keys)
@@ -83,6 +73,33 @@ class TestAdmission(WorldStoreTestCase):
                     self.assertIs(store.admits(classify(address)), right)
 
 
+class TestReads(WorldStoreTestCase):
+    """Long values that clients are being sent."""
+
+    limits = StoreLimits(total_bytes=125)
+
+    def test_each_value_counts_once_and_the_client_that_began_first_gives_way(self) -> None:
+        store = self.store()
+        a, b, c, d = (Client() for _ in range(4))
+        old, new, newest = bytes(100), bytes([1]) * 100, bytes([2]) * 100
+        for client, value in ((a, old), (b, old), (c, new)):
+            store.reads(client, value)
+        self.assertEqual(list(store.unread), [a, b, c])
+        store.reads(d, newest)
+        self.assertEqual(list(store.unread), [c, d])
+        self.assertIn("does not read a long value", a.given_up)
+        self.assertEqual([bool(client.given_up) for client in (a, b, c, d)], [True, True, False, False])
+
+    def test_a_client_that_asks_for_the_next_has_read_the_one_before(self) -> None:
+        store, client, other = self.store(), Client(), Client()
+        store.reads(client, bytes(100))
+        store.reads(other, bytes([1]) * 100)
+        for number in range(3):
+            store.reads(client, bytes([number]) * 100)
+        self.assertEqual((client.given_up, other.given_up), ("", ""))
+        self.assertEqual(list(store.unread), [other, client])
+
+
 class TestView(WorldStoreTestCase):
     """What is shown."""
 
@@ -107,7 +124,7 @@ class TestView(WorldStoreTestCase):
 
     def test_ranks_that_wait_for_one_that_does_not_come(self) -> None:
         store = self.store("10.0.0.1", "10.0.0.2")
-        store.clients.update(range(4))
+        store.clients.update(Client() for _ in range(4))
         for _ in range(4):
             self.client(store, q(Opcode.ADD, b"init/", 1) + many(Opcode.WAIT, b"/worker/0/ready"))
             self.clock.advance(10)
