@@ -132,15 +132,19 @@ class StoreSession:
 
     def _go_on(self, parts: Iterator[bytes]) -> None:
         self._rest = parts
+        replies, room = self._out.replies, self._room
         for part in parts:
-            self._reply(part)
-            if self._room <= 0:
-                return
-        self._rest, self._rest_bytes = None, 0
+            replies.append(part)
+            room -= len(part)
+            if room <= 0:
+                break
+        else:
+            self._rest, self._rest_bytes = None, 0
+        self._room = room
 
     def _reply_value(self, value: bytes) -> None:
-        for part in _parts(value):
-            self._reply(part)
+        self._out.replies += _parts(value)
+        self._room -= len(value)
 
     def _end(self, waits: Sequence[Wait]) -> None:
         """Answer the queries that have waited until now."""
