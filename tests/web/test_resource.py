@@ -289,7 +289,7 @@ class WorldTests(StatusTestCase):
                     "keys": 1,
                     "queue_items": 0,
                     "bytes": 6,
-                    "held_bytes": 206,
+                    "held_bytes": 612,
                     "max_keys": 1000000,
                     "max_bytes": 268435456,
                     "waiting": [{"key": "/<b>&\0", "clients": 2, "seconds": 40}],
