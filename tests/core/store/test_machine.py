@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from flodl_tw.core.store.keys import KeySpace
-from flodl_tw.core.store.session import StoreSession
+from flodl_tw.core.store.session import MOST_WAITS, StoreSession
 from flodl_tw.core.store.waits import WAIT_BYTES
 from flodl_tw.core.store.wire import Opcode
 from tests.core.store.queries import HELLO, i64, listed, many, q, sent, text
@@ -123,8 +123,13 @@ class Machine(RuleBasedStateMachine):
     def checks(self, who: int, keys: list[bytes], cuts: list[int]) -> None:
         self.step(who, many(Opcode.CHECK, *keys), cuts, b"\0" if all(map(self.there, keys)) else b"\1")
 
+    def may_wait(self, who: int) -> bool:
+        return sum(who == each for each, *_ in self.waits) < MOST_WAITS
+
     @rule(who=CLIENTS, keys=SOME, cuts=CUTS)
     def waits_for(self, who: int, keys: list[bytes], cuts: list[int]) -> None:
+        if not self.may_wait(who):
+            return
         missing = {key for key in keys if not self.there(key)}
         if missing:
             self.waits.append((who, missing, waited(*missing)))
@@ -133,7 +138,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=CLIENTS, key=KEYS, world=st.integers(0, 4), cuts=CUTS)
     def meets(self, who: int, key: bytes, world: int, cuts: list[int]) -> None:
         number = self.number(key)
-        if number is None:
+        if number is None or not self.may_wait(who):
             return
         if number + 1 >= world:
             self.store(key, b"%d" % (number + 1))
