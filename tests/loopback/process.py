@@ -8,6 +8,7 @@ and has a deadline.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import select
@@ -48,6 +49,24 @@ def until(condition: Callable[[], Value], what: str, seconds: float = WAIT) -> V
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.01)
     return value
+
+
+_ports = itertools.count(os.getpid() * 16)
+
+
+def free_port() -> int:
+    """A port that nothing listens on, from below those that the kernel hands out: no other test gets it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    dual = socket.has_dualstack_ipv6()
+    for number in _ports:
+        port = lowest - 1 - number % 16384
+        try:
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+        except OSError:
+            continue
+        break
+    return port
 
 
 def alive(pid: int) -> bool:

@@ -37,6 +37,7 @@ from tests.loopback.process import (
     ProcessTestCase,
     Twistd,
     ends,
+    free_port,
     read_all,
     reset,
     shared,
@@ -72,13 +73,6 @@ def endpoint(backend: socket.socket) -> str:
     if backend.family == socket.AF_UNIX:
         return f"unix:{backend.getsockname()}"
     return f"tcp:{LOOPBACK}:{backend.getsockname()[1]}"
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as trial:
-        trial.bind((LOOPBACK, 0))
-        return int(trial.getsockname()[1])
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:

@@ -26,7 +26,7 @@ from tests.loopback.agents import (
     hexed,
     unhexed,
 )
-from tests.loopback.process import LOOPBACK, alive, shared, until
+from tests.loopback.process import LOOPBACK, alive, free_port, shared, until
 
 # Leaves its environment in a file, in one go: as it is when its program starts.
 TELL = (*SH, 'cp /proc/$$/environ "$1/part.$$" && mv "$1/part.$$" "$1/env.$FLODL_HOST_NAME.$FLODL_INTERNAL_LOCAL_RANK"')
@@ -261,10 +261,8 @@ class Slow:
         self.persistent = Command("join", address, *one, "--persist", "--", *SH, "exit 2")
         self.link = self.launcher.host()
         self.link.run()
-        unused = Launcher()
-        unused.close()
         self.alone = Command(
-            "join", f"{LOOPBACK}:{unused.port}", *one, "--", "true", environ={"FLODL_NET_TIMEOUT_SCALE": "0.1"}
+            "join", f"{LOOPBACK}:{free_port()}", *one, "--", "true", environ={"FLODL_NET_TIMEOUT_SCALE": "0.1"}
         )
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from tests.loopback.process import (
     body_of,
     ends,
     environment,
+    free_port,
     shared,
 )
 
@@ -85,14 +86,6 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     """A file with this mode, whatever the umask."""
     path.write_text(text)
     path.chmod(mode)
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket(socket.AF_INET6) as trial:
-        trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        trial.bind(("::", 0))
-        return int(trial.getsockname()[1])
 
 
 @dataclass(frozen=True)
