@@ -2,6 +2,7 @@
 
 Trial runs the reactor itself and waits for the Deferred that a test returns;
 under pytest, pytest-twisted runs it in a greenlet, and the test blocks there.
+Trial gives a test 120 s; so do we.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from twisted.trial import unittest
 
 UNDER_PYTEST = "PYTEST_VERSION" in os.environ
 
+LIMIT = 120.0
+"""Seconds that a test may take."""
+
 ReactorTestCase: Any = unittest.SynchronousTestCase if UNDER_PYTEST else unittest.TestCase
 
 
@@ -28,8 +32,9 @@ def waits(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Defer
         if not UNDER_PYTEST:
             return done
         import pytest_twisted
+        from twisted.internet import reactor
 
-        pytest_twisted.blockon(done)
+        pytest_twisted.blockon(done.addTimeout(LIMIT, reactor))
         return None
 
     return run
