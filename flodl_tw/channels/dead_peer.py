@@ -94,8 +94,8 @@ class Watched(Protocol):
     def transport(self) -> ITransport:
         """What is not read."""
 
-    def died(self) -> None:
-        """The connection is dead, while nobody reads it."""
+    def abort(self) -> None:
+        """The connection is dead, and is to be reset."""
 
 
 @implementer(IReadDescriptor)
@@ -144,7 +144,7 @@ class DeathWatch:
             leg = self._legs.get(descriptor)
             # A hang-up without an error says that both sides have shut, and bytes may still wait to be read.
             if leg is not None and event & select.EPOLLERR:
-                leg.died()
+                leg.abort()
 
     def stop(self) -> None:
         """Let go of the reactor, once nothing is forwarded any more."""

@@ -125,10 +125,6 @@ class Leg(Protocol):
     def __init__(self, channel: ForwardFactory) -> None:
         self._channel = channel
 
-    def died(self) -> None:
-        """The watch has seen that it is dead, while nobody reads it."""
-        self.abort()
-
     # IPushProducer, for the other end's transport
 
     def pauseProducing(self) -> None:

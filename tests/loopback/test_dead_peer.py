@@ -112,8 +112,8 @@ class FakeLeg:
         self.watched: int | None = None
         self.deaths: list[str] = []
 
-    def died(self) -> None:
-        """The watch says so."""
+    def abort(self) -> None:
+        """The watch says that it is dead."""
         self.deaths.append("died")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import ssl
 import tempfile
@@ -22,9 +23,12 @@ from twisted.internet.threads import deferToThread
 from flodl_tw import ControllerServer, ControllerSettings
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.store.wire import Opcode
+from flodl_tw.core.wire import DATA_MAGIC
 from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
 from tests.certificates import self_signed
 from tests.core.store.queries import HELLO, i64, many, q, text
+from tests.loopback.process import ends, read_all, reset, until
+from tests.loopback.test_forward import exactly, gone_by_reset, was_reset, working
 from tests.waiting import ReactorTestCase, waits
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +48,10 @@ def make_certificate(folder: Path) -> None:
 class TransportTests(ReactorTestCase):
     """Over TCP; the others differ in how they listen and dial alone."""
 
-    forwards = "off"
+    half_closes = True
+    """Whether an end of stream leaves the other direction open."""
+    resets = True
+    """Whether a reset is told from an end."""
 
     def setUp(self) -> None:
         from twisted.internet import reactor
@@ -87,6 +94,34 @@ class TransportTests(ReactorTestCase):
             while len(got) < most and (part := client.recv(most - len(got))):
                 got += part
         return got
+
+    def ended(self, client: socket.socket) -> None:
+        """The client has sent its last byte."""
+        client.shutdown(socket.SHUT_WR)
+
+    async def forwarding(self, talk: Callable[[socket.socket, socket.socket], object]) -> None:
+        """Have a dialer and its backend talk over a forward, with blocking sockets; then nothing is left of it."""
+        backend = socket.create_server((LOOPBACK, 0))
+        backend.settimeout(60)
+
+        def both(server: ControllerServer) -> None:
+            with backend, self.connected(server) as dialer:
+                if isinstance(dialer, ssl.SSLSocket):
+                    # A stream that TLS has not ended has no end.
+                    dialer.suppress_ragged_eofs = False
+                dialer.sendall(DATA_MAGIC)
+                accepted, _ = backend.accept()
+                accepted.settimeout(60)
+                with accepted:
+                    self.assertEqual(exactly(accepted, 4), DATA_MAGIC)
+                    talk(dialer, accepted)
+            until(lambda: len(server.front) == 0, "the end of the forward")
+
+        async def forward(server: ControllerServer) -> None:
+            await deferToThread(both, server)
+
+        port = backend.getsockname()[1]
+        await self.serving(forward, **{"min-rank-start": 9, "data": f"tcp:{LOOPBACK}:{port}"})
 
     def asked(self, server: ControllerServer, sent: bytes, most: int) -> Deferred[bytes]:
         return deferToThread(self.exchange, server, sent, most)
@@ -189,9 +224,121 @@ class TransportTests(ReactorTestCase):
 
         await self.serving(close, **{"min-rank-start": 9})
 
+    @waits
+    async def test_a_forward_brings_every_byte_both_ways(self) -> None:
+        up, down = (random.Random(seed).randbytes(3_000_001) for seed in (1, 2))
+
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            with working(lambda: dialer.sendall(up)):
+                self.assertTrue(exactly(accepted, len(up)) == up)
+            with working(lambda: accepted.sendall(down)):
+                self.assertTrue(exactly(dialer, len(down)) == down)
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_the_end_of_a_forwarded_dialer_comes_after_its_last_byte(self) -> None:
+        data = random.Random(3).randbytes(1_000_000)
+
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            with working(lambda: (dialer.sendall(data), self.ended(dialer))):
+                self.assertTrue(read_all(accepted) == data)
+            if self.half_closes:
+                accepted.sendall(b"answer")
+                accepted.close()
+                self.assertEqual(read_all(dialer), b"answer")
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_the_end_of_a_backend_comes_after_its_last_byte(self) -> None:
+        data = random.Random(4).randbytes(1_000_000)
+
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            with working(lambda: (accepted.sendall(data), accepted.shutdown(socket.SHUT_WR))):
+                self.assertTrue(read_all(dialer) == data)
+            if self.half_closes:
+                dialer.sendall(b"late question")
+                dialer.close()
+                self.assertEqual(read_all(accepted), b"late question")
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_a_backend_that_ends_while_its_dialer_is_paused_gets_what_was_read(self) -> None:
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            taken = fill(dialer)
+            accepted.shutdown(socket.SHUT_WR)
+            self.assertEqual(dialer.recv(1), b"")
+            with working(dialer.close):
+                got = len(drained(accepted))
+            self.assertGreater(got, 100_000)
+            self.assertLessEqual(got, taken)
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_a_reset_by_the_backend_reaches_the_dialer(self) -> None:
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            reset(accepted)
+            self.assertTrue((cut_off if self.resets else ends)(dialer))
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_a_reset_by_the_dialer_reaches_the_backend(self) -> None:
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            reset(dialer)
+            self.assertTrue((was_reset if self.resets else ends)(accepted))
+
+        await self.forwarding(talk)
+
+    @waits
+    async def test_a_dialer_that_resets_while_its_backend_does_not_read_is_known_at_once(self) -> None:
+        if not self.resets:
+            return
+
+        def talk(dialer: socket.socket, accepted: socket.socket) -> None:
+            fill(dialer)
+            reset(dialer)
+            self.assertTrue(gone_by_reset(accepted))
+
+        await self.forwarding(talk)
+
+
+def fill(client: socket.socket) -> int:
+    """Send until no more is taken; gives the count of bytes."""
+    taken, block = 0, bytes(65536)
+    client.settimeout(0.5)
+    with contextlib.suppress(TimeoutError, ssl.SSLWantWriteError):
+        while True:
+            taken += client.send(block)
+    client.settimeout(60)
+    return taken
+
+
+def cut_off(client: socket.socket) -> bool:
+    """Whether the stream stops without an end."""
+    try:
+        client.recv(1)
+    except (ConnectionResetError, ssl.SSLEOFError):
+        return True
+    return False
+
+
+def drained(client: socket.socket) -> bytes:
+    """All that comes until the end, or a reset."""
+    got = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(65536):
+            got += part
+    return bytes(got)
+
 
 class UnixTests(TransportTests):
     """Over a Unix socket."""
+
+    resets = False
 
     def listens(self) -> str:
         return f"unix:{self.folder / 'door'}"
@@ -208,6 +355,12 @@ class UnixTests(TransportTests):
 
 class TLSTests(TransportTests):
     """Behind TLS."""
+
+    half_closes = False
+
+    def ended(self, client: socket.socket) -> None:
+        assert isinstance(client, ssl.SSLSocket)
+        client.unwrap()
 
     def prepare(self) -> None:
         make_certificate(self.folder)
