@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
-import select
+import stat
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from functools import cache
+from queue import SimpleQueue
 from typing import Final
 
+OUT: Final = 1
+ERR: Final = 2
 MAX_LINE: Final = 1 << 16
 """Bytes of the longest line; what is longer is cut there."""
 
 CHUNK: Final = 4096
-"""Bytes of one write: a pipe that poll calls writable takes them without blocking."""
+"""Bytes of one write: a pipe takes them in one piece, whoever else writes to it."""
+RETRY_SECS: Final = 0.01
+"""Between two writes to a descriptor that does not block and has no room."""
 
 _RETURNS = re.compile(rb"\r\r+")
 _LEADING_RETURN = re.compile(rb"^\r(?!\n)", re.MULTILINE)
@@ -128,7 +133,7 @@ class LineCutter:
 
 
 class Sink:
-    """Writes bytes to descriptors in a thread of its own, since nobody may be reading them.
+    """Writes bytes to descriptors in threads of its own, since nobody may be reading them.
 
     ``pause`` is called in ``write``, at once, when more than ``high`` bytes
     wait; ``resume`` once no more than ``low`` do, by ``from_thread`` in the
@@ -136,40 +141,40 @@ class Sink:
     the bound is ``high`` and what was on its way.  ``broke`` gets each
     descriptor that has failed and why, in the reactor's thread, too.
 
-    A descriptor that blocks holds up no other.  Each gets its bytes in order,
-    and what one ``write`` gave is not mixed with another's there.  After an
-    error, what goes to that descriptor is dropped; ``broken`` has the error.
-    Descriptors stay open until ``close`` has returned.
+    A pipe or terminal that blocks holds up no other, and neither do files on
+    another device.  Each descriptor gets its bytes in order, and what one
+    ``write`` gave is not mixed with another's there.  After an error, what goes
+    to that descriptor is dropped; ``broken`` has the error.  Descriptors stay
+    open until ``close`` has returned.
     """
 
     def __init__(
         self,
         pause: Callable[[], None],
         resume: Callable[[], None],
-        from_thread: Callable[..., None],
+        from_thread: Callable[..., object],
         high: int = 1 << 20,
         low: int = 1 << 18,
         broke: Callable[[int, OSError], None] = lambda fd, error: None,
     ) -> None:
         self.broken: dict[int, OSError] = {}
+        self.written = 0
+        """Bytes that readers have taken so far."""
         self._pause, self._resume, self._from_thread = pause, resume, from_thread
         self._broke = broke
         self._high, self._low = high, low
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._wake = -1
-        self._queues: dict[int, deque[tuple[int, bytes, int]]] = {}
-        """By descriptor: when it came, the bytes, and how many of them are written.  None is empty."""
-        self._came = self._queued = 0
-        self.written = 0
-        """Bytes that readers have taken so far."""
+        self._changed = threading.Condition()
+        """Held for every change of what follows."""
+        self._place = cache(_place)
+        self._queues: dict[object, SimpleQueue[tuple[int, bytes]]] = {}
+        self._queued = 0
         # Paused changes in the reactor's thread alone, so that no late resume follows a newer pause.
         self._paused = self._asked = self._closing = self._given_up = False
 
     def mend(self) -> None:
         """Try again what was broken, but our own standard output and errors: there may be room again."""
-        with self._lock:
-            self.broken = {fd: error for fd, error in self.broken.items() if fd in (1, 2)}
+        with self._changed:
+            self.broken = {fd: error for fd, error in self.broken.items() if fd in (OUT, ERR)}
 
     @property
     def paused(self) -> bool:
@@ -178,14 +183,11 @@ class Sink:
 
     def write(self, fd: int, data: bytes) -> None:
         """Have ``data``, whole lines, written; never blocks, never raises.  After ``close`` it is dropped."""
-        with self._lock:
+        with self._changed:
             if not data or self._closing or fd in self.broken:
                 return
-            self._start()
-            self._came += 1
-            self._queues.setdefault(fd, deque()).append((self._came, data, 0))
+            self._queue(fd).put((fd, data))
             self._queued += len(data)
-            os.eventfd_write(self._wake, 1)
             pause = self._queued > self._high and not self._paused
             self._paused |= pause
         if pause:
@@ -194,114 +196,82 @@ class Sink:
     def close(self, seconds: float, most: float = math.inf) -> int:
         """Wait for what is queued; how many bytes were left, for no reader took any in ``seconds``.
 
-        ``most`` is for all of it.  For the very end: it blocks.
+        ``most`` is for all of it.  For the very end: it blocks.  Of what is left, nothing more is begun.
         """
-        with self._lock:
+        end = time.monotonic() + most
+        before = -1
+        with self._changed:
             self._closing = True
-            self._ring()
-        thread = self._thread
-        if thread is not None:
-            end = time.monotonic() + most
-            before = -1
-            while thread.is_alive() and before != self.written and (left := end - time.monotonic()) > 0:
+            while self._queued and before != self.written and (left := end - time.monotonic()) > 0:
                 before = self.written
-                thread.join(min(seconds, left))
-            with self._lock:
-                # What was too slow is given up, so that nothing is written once the owner goes on.
-                self._given_up = True
-                self._ring()
-        return self._queued
+                self._changed.wait_for(lambda: not self._queued, min(seconds, left))
+            self._given_up = True
+            for queue in self._queues.values():
+                queue.put((ERR, b""))
+            return self._queued
 
-    def _start(self) -> None:
-        # At the first write, since a thread doesn't live through a daemon's fork.
-        if self._thread is None:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-            self._thread.start()
+    def _queue(self, fd: int) -> SimpleQueue[tuple[int, bytes]]:
+        """What the descriptor's thread takes from; started when first needed, since none lives through a fork."""
+        place = self._place(fd)
+        if place not in self._queues:
+            queue = self._queues[place] = SimpleQueue()
+            threading.Thread(target=self._run, args=(queue,), name="output", daemon=True).start()
+        return self._queues[place]
 
-    def _ring(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+    def _run(self, queue: SimpleQueue[tuple[int, bytes]]) -> None:
+        while not self._given_up:
+            self._write_all(*queue.get())
 
-    def _run(self) -> None:
-        while (fds := self._waiting()) is not None:
-            fd = self._choose(fds)
-            if fd is not None:
-                self._write_some(fd)
+    def _write_all(self, fd: int, data: bytes) -> None:
+        """Write whole lines, as many at a time as one chunk holds, or a chunk of one that is longer."""
+        start = 0
+        while start < len(data) and fd not in self.broken and not self._given_up:
+            end = data.rfind(b"\n", start, start + CHUNK) + 1 or start + CHUNK
+            try:
+                count = os.write(fd, data[start:end])
+            except BlockingIOError:
+                time.sleep(RETRY_SECS)
+            except OSError as error:
+                with self._changed:
+                    self.broken[fd] = error
+                self._from_thread(self._broke, fd, error)
+            else:
+                start += count
+                self._done(count, written=count)
+        if start < len(data):
+            self._done(len(data) - start)
 
-    def _waiting(self) -> list[int] | None:
-        """The descriptors that have something queued; None when the thread's work is over."""
-        with self._lock:
-            if self._given_up or (self._closing and not self._queues):
-                os.close(self._wake)
-                self._wake = -1
-                return None
-            return list(self._queues)
-
-    def _choose(self, fds: list[int]) -> int | None:
-        """Wait until a descriptor takes bytes, and choose the one whose have waited longest."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        for fd in fds:
-            poll.register(fd, select.POLLOUT)
-        # An error is an event, too; the write after it says which.
-        events = {fd for fd, _ in poll.poll()}
-        if self._wake in events:
-            os.eventfd_read(self._wake)
-        with self._lock:
-            return min(events.intersection(fds), key=lambda fd: self._queues[fd][0][0], default=None)
-
-    def _write_some(self, fd: int) -> None:
-        """Write whole lines, as many as one chunk holds, or a chunk of one that is longer."""
-        _, data, start = self._queues[fd][0]
-        end = data.rfind(b"\n", start, start + CHUNK) + 1 or start + CHUNK
-        try:
-            written = os.write(fd, data[start:end])
-        except BlockingIOError:
-            self._put_off(fd)
-        except OSError as error:
-            self._break(fd, error)
-        else:
-            self._wrote(fd, written)
-
-    def _put_off(self, fd: int) -> None:
-        """It looked writable, and was not; some go on looking so, and the others shall have their turn."""
-        with self._lock:
-            self._came += 1
-            self._queues[fd][0] = (self._came, *self._queues[fd][0][1:])
-        time.sleep(0.01)
-
-    def _wrote(self, fd: int, count: int) -> None:
-        with self._lock:
-            queue = self._queues[fd]
-            came, data, start = queue.popleft()
-            if start + count < len(data):
-                queue.appendleft((came, data, start + count))
-            elif not queue:
-                del self._queues[fd]
-            self.written += count
-        self._drained(count)
-
-    def _break(self, fd: int, error: OSError) -> None:
-        with self._lock:
-            self.broken[fd] = error
-            dropped = self._queues.pop(fd)
-        self._from_thread(self._broke, fd, error)
-        self._drained(sum(len(data) - start for _, data, start in dropped))
-
-    def _drained(self, count: int) -> None:
-        with self._lock:
+    def _done(self, count: int, written: int = 0) -> None:
+        with self._changed:
+            if self._given_up:
+                return
+            self.written += written
             self._queued -= count
             ask = self._paused and not self._asked and self._queued <= self._low
             self._asked |= ask
+            if not self._queued:
+                self._changed.notify_all()
         if ask:
             self._from_thread(self._resume_if_low)
 
     def _resume_if_low(self) -> None:
-        with self._lock:
+        with self._changed:
             self._asked = False
             if not self._paused or self._closing or self._queued > self._low:
                 # The next time that it drains will ask again.
                 return
             self._paused = False
         self._resume()
+
+
+def _place(fd: int) -> object:
+    """What has a thread of its own: a pipe or terminal, whichever descriptors lead there, or a device with files.
+
+    It may block for a file of a server that is gone, so it is asked once, when the file was just opened.
+    """
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        # The write will say what is wrong with it.
+        return fd
+    return found.st_dev if stat.S_ISREG(found.st_mode) else (found.st_dev, found.st_ino)
