@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
@@ -21,10 +21,10 @@ from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
 from flodl_tw.agent.host import HostRun, Places
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
-from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, aborted, closed_silently, rejected, stopped, transient
-from flodl_tw.agent.output import Sink
+from flodl_tw.agent.output import ERR, Sink
 from flodl_tw.agent.rank_environ import stale
+from flodl_tw.agent.rank_files import LogFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.agent.spawn import Guardian
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT
@@ -32,6 +32,7 @@ from flodl_tw.core.log_text import printable
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
 from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.limits import Limits, scaled
+from flodl_tw.reactor import IReactor
 from flodl_tw.resolver import ThreadResolver
 
 REPLY_SECS: Final = 30
@@ -45,7 +46,8 @@ CHECK: Final = (
     f"check that the controller runs, and its port ({DEFAULT_PORT} unless it was told otherwise; "
     f"flodl's own launcher has {FDL_PORT})"
 )
-ERR: Final = 2
+
+Result = TypeVar("Result")
 
 
 class Agent:
@@ -53,7 +55,7 @@ class Agent:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         settings: AgentSettings,
         choice: Choice,
         environ: Mapping[str, str],
@@ -71,7 +73,7 @@ class Agent:
         self._guardian = guardian
         self._limits = Limits.at(settings.scale)
         self._jitter = jitter
-        self._logs = Logs(settings.log_dir, self.say)
+        self._logs = LogFiles(settings.log_dir, self.say)
         self._dialer = Dialer(
             reactor,
             *settings.controller,
@@ -82,7 +84,8 @@ class Agent:
             resolver=resolver,
         )
         self._host: HostRun | None = None
-        self._waiting: Deferred[Any] | None = None
+        self._interrupt: Callable[[], None] | None = None
+        """Ends the step that is waited for."""
         self._stop: Outcome | None = None
         self._ran_secs = 0.0
 
@@ -95,7 +98,7 @@ class Agent:
         """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
         delay = LEAST_DELAY
         while self._stop is None:
-            outcome: Outcome = await self._interruptible(self._attempt())
+            outcome = await self._interruptible(Deferred.fromCoroutine(self._attempt()))
             self.say(f"{outcome.text} (status {outcome.status})")
             if not (self._settings.persist and outcome.retry) or self._stop is not None:
                 return outcome
@@ -116,8 +119,8 @@ class Agent:
         first, self._stop = self._stop, self._stop or stopped(number)
         if self._host is not None:
             self._host.end(self._stop, signalled=number)
-        elif first is None and self._waiting is not None:
-            self._waiting.cancel()
+        elif first is None and self._interrupt is not None:
+            self._interrupt()
 
     def pause(self) -> None:
         """Read no more of the ranks' output for now."""
@@ -129,17 +132,17 @@ class Agent:
         if self._host is not None:
             self._host.children.resume()
 
-    async def _interruptible(self, step: Any) -> Any:
-        """Wait for a step that the first SIGTERM ends; it is given, or why we stop."""
-        self._waiting = step if isinstance(step, Deferred) else Deferred.fromCoroutine(step)
+    async def _interruptible(self, step: Deferred[Result]) -> Result | Outcome:
+        """Wait for a step that the first SIGTERM ends; gives its result, or why we stop."""
+        self._interrupt = step.cancel
         try:
-            return await self._waiting
+            return await step
         except CancelledError:
             if self._stop is None:
                 raise
             return self._stop
         finally:
-            self._waiting = None
+            self._interrupt = None
 
     async def _attempt(self) -> Outcome:
         self._ran_secs = 0.0

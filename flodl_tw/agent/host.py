@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from flodl_tw.agent.assignment import Assignment
 from flodl_tw.agent.children import Child, Children
 from flodl_tw.agent.devices import Device
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
-from flodl_tw.agent.logs import Logs
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
 from flodl_tw.agent.rank_environ import rank_environ, relay_environ
-from flodl_tw.agent.rank_files import ErrorFiles
+from flodl_tw.agent.rank_files import ErrorFiles, LogFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
 from flodl_tw.core.messages import Abort
@@ -46,12 +45,12 @@ class HostRun:
 
     def __init__(
         self,
-        clock: Any,
+        clock: IReactorTime,
         settings: AgentSettings,
         places: Places,
         link: JoinLink,
         make_children: Callable[..., Children],
-        logs: Logs,
+        logs: LogFiles,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:

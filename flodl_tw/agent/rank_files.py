@@ -1,19 +1,20 @@
-"""Where a host's ranks leave the exceptions that they die of: torch's ``@record`` writes there."""
+"""The files of a host's ranks: what each printed, byte for byte, and the exception that it died of."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from flodl_tw.agent.guardian import FOLDERS
+from flodl_tw.agent.output import ERR, OUT
 from flodl_tw.core.reports import MAX_ERROR_FILE, RankError, read_error_file
 
-READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMED: Final = f"{FOLDERS}{os.urandom(8).hex()}-"
 """How the names of this process's folders begin, and those of no other: a temporary directory may be shared."""
 
@@ -29,8 +30,38 @@ def beginning() -> str | None:
         return None
 
 
+class LogFiles:
+    """``rank.NNN.out`` and ``rank.NNN.err`` in the folder of ``--log-dir``, appended to; none where there is none."""
+
+    def __init__(self, folder: Path | None, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._say = say
+        self._open: dict[Path, int] = {}
+
+    def files(self, rank: int) -> Mapping[int, int]:
+        """The descriptors for a rank's output and errors; what cannot be opened is said, and left out."""
+        if self._folder is None:
+            return {}
+        found = {}
+        for number, ending in ((OUT, "out"), (ERR, "err")):
+            path = self._folder / f"rank.{rank:03d}.{ending}"
+            try:
+                found[number] = self._descriptor(path)
+            except OSError as error:
+                self._say(f"--log-dir: {path} cannot be opened ({error.strerror}); going on without it")
+        return found
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._open:
+            self._open[path] = _open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return self._open[path]
+
+
 class ErrorFiles:
-    """A folder of this world's own, for this user alone, with a file a rank; none until it is opened."""
+    """Where ranks leave the exceptions that they die of: torch's ``@record`` writes there.
+
+    A folder of this world's own, for this user alone, with a file a rank; none until it is opened.
+    """
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -52,7 +83,8 @@ class ErrorFiles:
         if path is None:
             return None
         try:
-            data = _read(path)
+            with open(_open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                data = file.read(MAX_ERROR_FILE + 1)
         except OSError:
             return None
         return read_error_file(data) if len(data) <= MAX_ERROR_FILE else None
@@ -64,13 +96,10 @@ class ErrorFiles:
             self._folder = None
 
 
-def _read(path: str) -> bytes:
-    """A file's bytes, one more than is allowed at most; none of what is no file: a rank may put anything there."""
-    descriptor = os.open(path, READING)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_ERROR_FILE + 1)
-    finally:
+def _open_regular(path: str | Path, flags: int) -> int:
+    """A descriptor of a regular file.  A rank may put anything there, and a pipe without a peer must not hold us up."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
+        raise OSError(errno.EEXIST, "something that is no regular file is there")
+    return descriptor

@@ -24,7 +24,7 @@ from flodl_tw.core.fields import ShapeError, decode_object
 from flodl_tw.core.log_text import printable
 
 if TYPE_CHECKING:
-    from flodl_tw.cli.terminal import IReactor
+    from flodl_tw.reactor import IReactor
 
 CONNECT_SECS: Final = 5.0
 ANSWER_SECS: Final = 10.0

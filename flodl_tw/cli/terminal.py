@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,24 +15,8 @@ from flodl_tw.options import OptionReader
 if TYPE_CHECKING:
     # A command that needs no reactor does not load Twisted.
     from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import (
-        IReactorCore,
-        IReactorFromThreads,
-        IReactorInThreads,
-        IReactorProcess,
-        IReactorSocket,
-        IReactorTCP,
-        IReactorTime,
-    )
 
-    class IReactor(
-        IReactorCore, IReactorTime, IReactorTCP, IReactorSocket, IReactorProcess, IReactorFromThreads, IReactorInThreads
-    ):
-        """What the commands ask of the reactor."""
-
-        def run(installSignalHandlers: bool = True) -> None:  # noqa: N803, N805  Twisted's
-            """The same, and whether it handles signals and the exits of children."""
-
+    from flodl_tw.reactor import IReactor
 
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""
@@ -87,11 +70,11 @@ def make_reactor() -> IReactor:
     """The reactor, on a clock that no step of the wall clock moves, with look-ups that no exit waits for."""
     from twisted.internet import reactor
 
+    from flodl_tw.deadlines import use_monotonic_clock
     from flodl_tw.resolver import use_thread_resolver
 
+    use_monotonic_clock(reactor)
     use_thread_resolver(reactor)
-    # Twisted's clock is wall time, and a step of it would stall every timer or fire them all.
-    reactor.seconds = time.monotonic  # type: ignore[method-assign]
     return cast("IReactor", reactor)
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flodl_tw.cli.terminal import make_reactor, run_to_end, say
 from flodl_tw.core.errors import SettingError
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from flodl_tw.options import OptionReader
 
 
-def _asking(texts: OptionReader, environ: Mapping[str, str]) -> Probe | None:
+def _probe(texts: OptionReader, environ: Mapping[str, str]) -> Probe | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
     from flodl_tw.agent.gpu_probe import Probe
 
     return None if texts.get("nproc") is not None else Probe(environ)
 
 
-def _choice(texts: OptionReader, environ: Mapping[str, str], asking: Probe | None) -> Choice:
+def _choice(texts: OptionReader, environ: Mapping[str, str], probe: Probe | None) -> Choice:
     from flodl_tw.agent.devices import Inventory, choose
 
     nproc = texts.whole("nproc", 1, 256, None)
-    inventory = Inventory(None, ()) if asking is None else asking.inventory()
+    inventory = Inventory(None, ()) if probe is None else probe.inventory()
     devices = texts.get("devices")
     if devices is None or (nproc is not None and texts.by_file("devices")):
         # A file's devices are what is offered where nothing else says more.
@@ -50,14 +50,14 @@ def _join_file(texts: OptionReader) -> JoinFile | None:
     return read_join_file(path, texts.source("fdl-yml"))
 
 
-def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+def join(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``join``, or with ``--check`` the question alone."""
     from flodl_tw.agent.gpu_probe import installed_nccl
     from flodl_tw.agent.settings import read_agent_settings
     from flodl_tw.options import OptionReader
 
     texts = OptionReader(options, environ)
-    asking = _asking(texts, environ)
+    probe = _probe(texts, environ)
     file = _join_file(texts)
     texts = texts.with_file(file.texts) if file else texts
     checks = texts.flag("check")
@@ -68,7 +68,7 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
         program, notes = file.command(program)
         notes = [*file.notes, *notes]
     settings, warnings = read_agent_settings(texts, program, nccl=installed_nccl(sys.path), file=file)
-    choice = _choice(texts, environ, asking)
+    choice = _choice(texts, environ, probe)
     for note in (*notes, *warnings, *choice.notes):
         say(note)
     if checks:
@@ -78,7 +78,7 @@ def join(options: Mapping[str, Any], program: list[str], environ: Mapping[str, s
     return _run_agent(settings, choice, environ)
 
 
-def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+def bootstrapped(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``flodl-tw-agent``: a join as a launcher has ordered it."""
     from flodl_tw.agent.devices import numbered
     from flodl_tw.agent.gpu_probe import Probe, installed_nccl
@@ -95,12 +95,12 @@ def bootstrapped(options: Mapping[str, Any], program: list[str], environ: Mappin
         )
     orders = read_bootstrap(bootstrap)
     texts = OptionReader(orders.options, environ)
-    asking = _asking(texts, environ)
+    probe = _probe(texts, environ)
     settings, warnings = read_agent_settings(texts, program, nccl=installed_nccl(sys.path), token=orders.token)
     if orders.local_devices is None:
-        choice = _choice(texts, environ, asking)
+        choice = _choice(texts, environ, probe)
     else:
-        choice = numbered(orders.local_devices, (asking or Probe(environ)).inventory())
+        choice = numbered(orders.local_devices, (probe or Probe(environ)).inventory())
     for note in (*warnings, *choice.notes):
         say(note)
     return _run_agent(settings, choice, environ)
@@ -151,12 +151,12 @@ def _run_agent(settings: AgentSettings, choice: Choice, environ: Mapping[str, st
     return status
 
 
-def run(options: Mapping[str, Any], program: list[str], environ: Mapping[str, str]) -> int:
+def run(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``run``: a whole world on this machine."""
     from flodl_tw.cli.local_world import own_environ, run_world
     from flodl_tw.options import OptionReader
 
     environ = own_environ(environ)
     texts = OptionReader(options, environ)
-    asking = _asking(texts, environ)
-    return run_world(make_reactor(), options, program, environ, lambda: _choice(texts, environ, asking))
+    probe = _probe(texts, environ)
+    return run_world(make_reactor(), options, program, environ, lambda: _choice(texts, environ, probe))
