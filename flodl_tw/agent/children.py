@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from signal import SIGCONT, SIGKILL, SIGTERM
-from typing import Any, Final
+from typing import Final
 
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from flodl_tw.agent.output import LineCutter, Sink
-from flodl_tw.agent.spawn import Guardian, SessionProcess, spawn
+from flodl_tw.agent.output import ERR, OUT, LineCutter, Sink
+from flodl_tw.agent.spawn import Guardian
 
 PARTIAL_SECS: Final = 1.0
 """How long an unfinished line waits for its end."""
@@ -25,16 +27,13 @@ POLL_SECS: Final = 0.1
 KERNEL_SECS: Final = 30.0
 """After SIGKILL: a process that is still there waits in the kernel, and is given up."""
 
-OUT: Final = 1
-ERR: Final = 2
-
 
 class Child(ProcessProtocol):
     """One child: a rank or the relay.  ``files`` are descriptors that get its bytes as they are."""
 
     def __init__(self, children: Children, name: str, prefix: str, files: Mapping[int, int]) -> None:
         self.name = name
-        self.process: SessionProcess | None = None
+        self.process: Process | None = None
         self.session = 0
         """The id of its session: its first process's."""
         self.running = True
@@ -64,9 +63,9 @@ class Child(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         self.running = False
-        value: Any = reason.value
-        code = -value.signal if value.signal else value.exitCode or 0
-        self._children.child_exited(self, code)
+        how = reason.value
+        assert isinstance(how, ProcessDone | ProcessTerminated)
+        self._children.child_exited(self, -how.signal if how.signal else how.exitCode or 0)
 
     def processEnded(self, reason: Failure) -> None:
         self.ended = True
@@ -90,7 +89,7 @@ class Children:
 
     def __init__(
         self,
-        clock: Any,
+        clock: IReactorTime,
         guardian: Guardian,
         sink: Sink,
         grace: float,
@@ -118,7 +117,7 @@ class Children:
     ) -> Child:
         """Start one child; OSError where the system has no room for it."""
         child = Child(self, name, prefix, files)
-        child.process = spawn(self.clock, self._guardian, child, words, environ)
+        child.process = self._guardian.spawn(child, words, environ)
         child.session = child.process.pid or 0
         self._children.append(child)
         self._sessions.add(child.session)
@@ -141,10 +140,11 @@ class Children:
 
     def stop(self, only: Child | None = None) -> None:
         """SIGTERM to every session (to one child's, where given), SIGKILL after the grace."""
-        only_sessions = None if only is None else {only.session}
+        children = self._children if only is None else [only]
+        self.signal(SIGTERM, filter(_is_unready, children))
         for number in (SIGTERM, SIGCONT):
             # One that was stopped acts on SIGTERM once it goes on.
-            self._guardian.sessions.signal(number, only_sessions or self._sessions)
+            self._guardian.sessions.signal(number, {child.session for child in children})
         if self._kill_at is None:
             self._kill_at = self.clock.seconds() + self._grace
         self._watch()
@@ -223,3 +223,11 @@ class Children:
                 child.process.loseConnection()
                 child.processEnded(Failure(Exception()))
         self._all_gone()
+
+
+def _is_unready(child: Child) -> bool:
+    """Whether its launcher doesn't lead its session yet, so that no signal to the session reaches it."""
+    try:
+        return child.running and os.getsid(child.session) != child.session
+    except OSError:
+        return False

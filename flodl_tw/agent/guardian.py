@@ -217,6 +217,9 @@ def main() -> None:
     # What ends a whole group or service must not end the one that cleans up after it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    # The agent holds them back until here.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.setsid()
     sessions = Sessions()
     follow(0, sessions)
     left = len(sessions.processes())

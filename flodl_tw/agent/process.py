@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import select
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.logger import (
@@ -20,24 +21,25 @@ from twisted.logger import (
     globalLogBeginner,
 )
 
+from flodl_tw import sockets
 from flodl_tw.agent.agent import Agent
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.outcome import Outcome
-from flodl_tw.agent.output import Sink
+from flodl_tw.agent.output import ERR, Sink
 from flodl_tw.agent.settings import AgentSettings
-from flodl_tw.agent.spawn import ENDING, PASSED_ON, Guardian, raise_descriptor_limit
+from flodl_tw.agent.spawn import ENDING, PASSED_ON, Guardian
+from flodl_tw.reactor import IReactor
 
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
 SIGNALS: Final = (*ENDING, *PASSED_ON)
 """The signals that mean something to an agent or to its ranks."""
-ERR: Final = 2
 
 
 class Agents:
     """One or more agents of this machine, that share guardian, output and signals."""
 
-    def __init__(self, reactor: Any, environ: Mapping[str, str], stop_grace: float) -> None:
+    def __init__(self, reactor: IReactor, environ: Mapping[str, str], stop_grace: float) -> None:
         self._reactor = reactor
         self._environ = environ
         self.sink = Sink(
@@ -46,10 +48,12 @@ class Agents:
             from_thread=reactor.callFromThread,
             broke=self._broke,
         )
-        self._guardian = Guardian(reactor, stop_grace, environ, self.say)
+        # Our children's output needs more descriptors than they themselves may be used to.
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        sockets.raise_descriptor_limit()
+        self._guardian = Guardian(reactor, stop_grace, environ, self.say, before)
         self._agents: list[Agent] = []
         self._hurried = False
-        raise_descriptor_limit()
 
     def add(self, settings: AgentSettings, choice: Choice) -> Agent:
         """One more host."""

@@ -315,7 +315,6 @@ class TestProcess(SessionTestCase, FolderTestCase):
             [sys.executable, "-I", "-S", str(Path(guardian.__file__)), str(grace), self.prefix],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
             text=True,
         )
         self.addCleanup(self.close, self.guardian)
