@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ORDER = (
     ("core",),
-    ("deadlines", "limits", "once", "options", "resolver", "sockets", "state_folder"),
+    ("deadlines", "limits", "once", "options", "reactor", "resolver", "sockets", "state_folder"),
     ("run",),
     ("controller",),
     ("channels", "web"),
