@@ -27,8 +27,9 @@ from flodl_tw import sockets
 from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.dead_peer import watched_transport
 from flodl_tw.channels.forward import ForwardFactory
-from flodl_tw.channels.front_door import ChannelFactory, FrontDoor, internet_address
+from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.channels.join import JoinFactory
+from flodl_tw.channels.peeker import ChannelFactory, internet_address
 from flodl_tw.channels.rendezvous import RendezvousFactory
 from flodl_tw.channels.store import StoreFactory
 from flodl_tw.controller import Controller

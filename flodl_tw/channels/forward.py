@@ -20,7 +20,8 @@ from zope.interface import implementer
 
 from flodl_tw import sockets
 from flodl_tw.channels.dead_peer import DeathWatch
-from flodl_tw.channels.front_door import FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.core.addresses import is_address, parse_backend
 from flodl_tw.core.ends import ConnectionEnd
 

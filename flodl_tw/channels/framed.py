@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from twisted.internet.interfaces import ITransport
 from twisted.python.failure import Failure
 
-from flodl_tw.channels.front_door import Peeker
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import ViolationError, WireError
 from flodl_tw.core.wire import MAGIC_BYTES, MAX_LATER_BYTES, Frame, FrameReader

@@ -11,7 +11,8 @@ from twisted.logger import Logger
 from flodl_tw import sockets
 from flodl_tw.channels.dead_peer import send, went_silent
 from flodl_tw.channels.framed import FramedProtocol
-from flodl_tw.channels.front_door import FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd, LinkEnd
 from flodl_tw.core.errors import ViolationError, WireError

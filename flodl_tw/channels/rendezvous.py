@@ -10,7 +10,8 @@ from twisted.internet.interfaces import ITransport
 from twisted.logger import Logger
 
 from flodl_tw.channels.framed import FramedProtocol
-from flodl_tw.channels.front_door import FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import WireError

@@ -17,7 +17,8 @@ from zope.interface import Attribute, implementer
 
 from flodl_tw import sockets
 from flodl_tw.channels.dead_peer import send
-from flodl_tw.channels.front_door import FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.controller import Controller
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.store.session import StoreEffects, StoreSession

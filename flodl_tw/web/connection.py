@@ -17,7 +17,7 @@ from twisted.web.http import HTTPChannel
 from twisted.web.http_headers import Headers
 from twisted.web.server import Request, Site
 
-from flodl_tw.channels.front_door import Peeker
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.fields import compact
 from flodl_tw.deadlines import after

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 
-from flodl_tw.channels.front_door import Channel, FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Channel, Peeker
 from flodl_tw.controller import Controller
 
 

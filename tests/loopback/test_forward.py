@@ -25,7 +25,8 @@ from twisted.internet.defer import Deferred
 
 from flodl_tw import sockets
 from flodl_tw.channels.forward import DialerLeg, ForwardFactory
-from flodl_tw.channels.front_door import FrontDoor, Peeker
+from flodl_tw.channels.front_door import FrontDoor
+from flodl_tw.channels.peeker import Peeker
 from flodl_tw.core.messages import WorldFormed
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, RENDEZVOUS_MAGIC
 from flodl_tw.limits import STOP_GRACE, Limits
