@@ -31,11 +31,11 @@ KERNEL_SECS: Final = 30.0
 class Child(ProcessProtocol):
     """One child: a rank or the relay.  ``files`` are descriptors that get its bytes as they are."""
 
-    def __init__(self, children: Children, name: str, prefix: str, files: Mapping[int, int]) -> None:
-        self.name = name
-        self.process: Process | None = None
-        self.session = 0
-        """The id of its session: its first process's."""
+    process: Process
+    session = 0
+    """The id of its session: its first process's."""
+
+    def __init__(self, children: Children, prefix: str, files: Mapping[int, int]) -> None:
         self.running = True
         self.ended = False
         """Whether its output has ended, too."""
@@ -112,11 +112,9 @@ class Children:
         self._kill_at: float | None = None
         self._poll: IDelayedCall | None = None
 
-    def start(
-        self, name: str, prefix: str, words: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int]
-    ) -> Child:
+    def start(self, prefix: str, words: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int]) -> Child:
         """Start one child; OSError where the system has no room for it."""
-        child = Child(self, name, prefix, files)
+        child = Child(self, prefix, files)
         child.process = self._guardian.spawn(child, words, environ)
         child.session = child.process.pid or 0
         self._children.append(child)
@@ -157,13 +155,13 @@ class Children:
     def pause(self) -> None:
         """Leave output where it is: nobody takes it from us."""
         for child in self._children:
-            if child.process is not None and not child.ended:
+            if not child.ended:
                 child.process.pauseProducing()
 
     def resume(self) -> None:
         """Go on reading."""
         for child in self._children:
-            if child.process is not None and not child.ended:
+            if not child.ended:
                 child.process.resumeProducing()
 
     def child_exited(self, child: Child, code: int) -> None:
@@ -219,9 +217,8 @@ class Children:
             self._poll = self.clock.callLater(POLL_SECS / 4, self._drained, since, progress)
             return
         for child in open_ones:
-            if child.process is not None:
-                child.process.loseConnection()
-                child.processEnded(Failure(Exception()))
+            child.process.loseConnection()
+            child.processEnded(Failure(Exception()))
         self._all_gone()
 
 

@@ -74,10 +74,9 @@ class Sessions:
         waits to be reaped, it may do so for ever: after ``UNSEEN_LOOKS`` it gets
         SIGKILL, and counts no more.
         """
-        found = {session: pids for session, pids in self.processes().items() if only is None or session in only}
-        for session in self._reaped:
-            if only is not None and session not in only:
-                continue
+        seen = self.processes()
+        found = {session: seen[session] for session in self._chosen(only) if session in seen}
+        for session in self._chosen(only):
             if session in found:
                 self._unseen.pop(session, None)
             elif self._has_group(session):
@@ -88,19 +87,19 @@ class Sessions:
                     self._signal_group(session, signal.SIGKILL)
         return found
 
-    def signal(self, number: int, only: Collection[int] | None = None) -> int:
-        """Send a signal to every process of the sessions (of ``only``, where given); gives how many were seen."""
-        count = 0
+    def signal(self, number: int, only: Collection[int] | None = None) -> None:
+        """Send a signal to every process of the sessions (of ``only``, where given)."""
         found = self._look()
-        for session in list(self._reaped):
-            if only is not None and session not in only:
-                continue
-            groups = found.get(session, {})
-            count += len(groups)
-            # A whole group at once: what forks meanwhile can't slip through.
-            for group in {session, *groups.values()} if self._has_group(session) else set(groups.values()):
+        for session in self._chosen(only):
+            groups = set(found.get(session, {}).values())
+            if self._has_group(session):
+                groups.add(session)
+            for group in groups:
+                # A whole group at once: what forks meanwhile can't slip through.
                 self._signal_group(group, number)
-        return count
+
+    def _chosen(self, only: Collection[int] | None) -> list[int]:
+        return [session for session in self._reaped if only is None or session in only]
 
     def _signal_group(self, group: int, number: int) -> None:
         try:

@@ -83,11 +83,11 @@ class HostRun:
         try:
             if self._places.relay_spec_hex is not None:
                 environ = relay_environ(self._environ, self._places.relay_spec_hex, assignment.host)
-                self._relay = self.children.start("the relay", f"[{assignment.host}:relay] ", words, environ, {})
+                self._relay = self.children.start(f"[{assignment.host}:relay] ", words, environ, {})
             for index, (rank, device) in enumerate(zip(assignment.ranks, self._places.devices, strict=True)):
                 environ = rank_environ(self._environ, assignment, index, device.mask, self._errors.path(rank))
                 prefix = f"[{assignment.host}:r{rank}] "
-                child = self.children.start(f"rank {rank}", prefix, words, environ, self._logs.files(rank))
+                child = self.children.start(prefix, words, environ, self._logs.files(rank))
                 self._ranks[child] = index
         except OSError as error:
             self.end(transient(f"the system cannot start another process: {error.strerror}"))

@@ -61,15 +61,11 @@ class LineCutter:
 
     def feed(self, data: bytes) -> bytes:
         """The lines that are whole with ``data``."""
-        if b"\n" in data or b"\r" in data or self._held.endswith(b"\r"):
-            data = bytes(self._held) + data
-            core = data.rstrip(b"\r")
-            end = max(core.rfind(b"\n"), core.rfind(b"\r")) + 1
-            self._held[:] = core[end:] + data[len(core) : len(core) + 1]
-            lines = self._lines(core[:end]) if end else b""
-        else:
-            self._held += data
-            lines = b""
+        data = bytes(self._held) + data
+        core = data.rstrip(b"\r")
+        end = max(core.rfind(b"\n"), core.rfind(b"\r")) + 1
+        self._held[:] = core[end:] + data[len(core) : len(core) + 1]
+        lines = self._lines(core[:end]) if end else b""
         return lines + self._overlong() if len(self._held) > MAX_LINE else lines
 
     def flush_partial(self) -> bytes:

@@ -70,6 +70,11 @@ class SessionTestCase(unittest.TestCase):
         self.addCleanup(self.kill, child)
         return process, child
 
+    def assert_untouched(self, process: subprocess.Popen[str]) -> None:
+        """No SIGKILL was sent to it: another signal is what ends it."""
+        process.terminate()
+        self.assertEqual(process.wait(WAIT), -signal.SIGTERM)
+
     def kill_group(self, group: int) -> None:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
@@ -101,9 +106,10 @@ class TestSessions(SessionTestCase):
         )
 
     def test_what_is_not_recorded_is_none(self) -> None:
-        self.start(*SLEEP)
+        process = self.start(*SLEEP)
         self.assertEqual(Sessions().processes(), {})
-        self.assertEqual(Sessions().signal(signal.SIGKILL), 0)
+        Sessions().signal(signal.SIGKILL)
+        self.assert_untouched(process)
 
     def test_a_process_that_waits_to_be_reaped_is_none(self) -> None:
         process = self.start("true")
@@ -121,7 +127,7 @@ class TestSessions(SessionTestCase):
         sessions = self.recorded(process)
         sessions.leader_gone(process.pid)
         self.assertEqual(sessions.processes(), {process.pid: [child]})
-        self.assertEqual(sessions.signal(signal.SIGKILL), 1)
+        sessions.signal(signal.SIGKILL)
         until(lambda: not sessions.processes(), "the end of what was left")
 
     def test_what_forks_and_exits_on_and_on_is_ended_too(self) -> None:
@@ -142,16 +148,17 @@ class TestSessions(SessionTestCase):
         process = self.start(*SLEEP)
         sessions = self.recorded(process)
         sessions.leader_gone(process.pid)
-        self.assertEqual(sessions.signal(signal.SIGKILL), 0)
-        self.assertEqual((len(sessions), process.poll()), (0, None))
+        sessions.signal(signal.SIGKILL)
+        self.assertEqual(len(sessions), 0)
+        self.assert_untouched(process)
 
     def test_a_signal_may_be_for_some_sessions_only(self) -> None:
         first, second = self.start(*SLEEP), self.start(*SLEEP)
         sessions = self.recorded(first, second)
         self.assertEqual([each for each, _ in sessions.known()], [first.pid, second.pid])
-        self.assertEqual(sessions.signal(signal.SIGTERM, {second.pid}), 1)
-        self.assertEqual(second.wait(WAIT), -signal.SIGTERM)
-        self.assertIsNone(first.poll())
+        sessions.signal(signal.SIGKILL, {second.pid})
+        self.assertEqual(second.wait(WAIT), -signal.SIGKILL)
+        self.assert_untouched(first)
 
     def test_what_is_forgotten_is_left_alone(self) -> None:
         process = self.start(*SLEEP)
