@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import RefusalCode, short_id
 
+T = TypeVar("T")
 _NVIDIA = re.compile(r"(cu|sm)[0-9]")
 _AMD = re.compile(r"(rocm|gfx)[0-9]")
 
@@ -34,7 +35,7 @@ def gpu_vendor(libtorch: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Generic[T]):
     """Something that all members must agree on.
 
     ``stated`` gives an offer's value, or None where it states none, which
@@ -43,8 +44,8 @@ class Fact:
 
     name: str
     code: RefusalCode
-    stated: Callable[[Offer], Any]
-    shown: Callable[[Any], str]
+    stated: Callable[[Offer], T | None]
+    shown: Callable[[T], str]
     advice: str
     nccl_only: bool = False
 
@@ -102,4 +103,4 @@ MODEL_FACT = Fact(
     _signature,
     "parameters differ in name, shape or type: rebuild the program from one source tree everywhere",
 )
-FACTS: Final = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)
+FACTS: Final[tuple[Fact[Any], ...]] = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)

@@ -2,15 +2,15 @@
 
 To change a rule of the membership, change one function of ``CHECKS`` and its
 row in ``tests/core/test_ledger.py``.  The checks only look; ``enter`` commits
-once all have passed, so a refused offer leaves no trace.  A plain object: no
-clock, no network; the caller says when and from where.
+once all have passed, so a refused offer leaves no trace.  There is no clock and
+no network in it: the caller says when and from where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from flodl_tw.core.facts import (
     DATASET_FACT,
@@ -27,6 +27,7 @@ from flodl_tw.core.log_text import MAX_TEXT_BYTES, quoted, too_long
 from flodl_tw.core.messages import VERSIONS
 from flodl_tw.core.refusals import Refusal, RefusalCode
 
+T = TypeVar("T")
 MAX_DEVICES: Final = 256
 MAX_LABELS: Final = 256
 
@@ -60,32 +61,30 @@ class Member:
         return range(self.accepted_from, self.accepted_from + self.size)
 
 
+@dataclass(slots=True)
 class Expectation:
-    """The value of one fact that members hold, and how many of them stated it."""
+    """The value of one fact that members hold, the member shown as the one who set it, and how many stated it.
 
-    __slots__ = ("configured", "holders", "setter", "value")
+    The setter is None where the operator set it.
+    """
 
-    def __init__(self, value: Any, setter: Member | None) -> None:
-        self.value = value
-        self.setter = setter
-        """The member shown as the one who set it; None where the operator did."""
-        self.configured = setter is None
-        self.holders = 0
+    value: object
+    setter: Member | None
+    holders: int = 0
 
 
 class Ledger:
     """The members of one join window, in admission order.
 
-    ``nccl`` says whether the data plane is NCCL or RCCL, whose checks apply
-    only then.  ``dataset_sig`` and ``model_sig`` (32 bytes) are what the
+    ``nccl`` says whether the data plane is NCCL or RCCL; only then is anything
+    expected of the facts that are theirs.  ``dataset_sig`` and ``model_sig`` (32 bytes) are what the
     operator expects; where None, the first member that states one sets it.
     """
 
     def __init__(self, *, nccl: bool = True, dataset_sig: bytes | None = None, model_sig: bytes | None = None) -> None:
-        self.nccl = nccl
         self.joined_ranks = 0
         self.changes = 0
-        """Goes up at each admission and departure: what is rendered can be kept until it moves."""
+        """Goes up at each admission and departure, so that what was rendered is good until it does."""
         self.departures = 0
         """How many of those changes were departures, after which the ranks of others have moved."""
         self._members: dict[str, Member] = {}
@@ -120,10 +119,10 @@ class Ledger:
 
     def refusal(self, offer: Offer, now: float) -> Refusal | None:
         """Why the offer would be refused, or None.  Changes nothing."""
-        for check in CHECKS:
-            refusal = check(self, offer, now)
-            if refusal is not None:
-                return refusal
+        for code, check in CHECKS:
+            text = check(self, offer, now)
+            if text is not None:
+                return Refusal(code, text)
         return None
 
     def next_ranks(self, offer: Offer) -> range:
@@ -154,19 +153,18 @@ class Ledger:
         self.changes += 1
         self.departures += 1
         for fact in self._facts:
-            if fact.stated(member.offer) is None:
-                continue
-            expectation = self._expected[fact.name]
-            expectation.holders -= 1
-            if not expectation.holders and not expectation.configured:
-                del self._expected[fact.name]
+            if fact.stated(member.offer) is not None:
+                expectation = self._expected[fact.name]
+                expectation.holders -= 1
+                if not expectation.holders and expectation.setter is not None:
+                    del self._expected[fact.name]
 
-    def expected(self, fact: Fact) -> Any:
+    def expected(self, fact: Fact[T]) -> T | None:
         """The value that the next offer has to agree with, or None while nobody stated one."""
         expectation = self._expected.get(fact.name)
-        return None if expectation is None else expectation.value
+        return None if expectation is None else cast(T, expectation.value)
 
-    def setter(self, fact: Fact) -> Member | None:
+    def setter(self, fact: Fact[Any]) -> Member | None:
         """The member that set what is expected; None where it was the operator, or nobody.
 
         Where the first one left, the eldest of those that stated the same takes its place.
@@ -181,9 +179,6 @@ class Ledger:
         return expectation.setter
 
 
-Check = Callable[[Ledger, Offer, float], Refusal | None]
-
-
 def unspoken_version(version: int) -> Refusal | None:
     """The refusal of a protocol version that this project does not speak: it comes before all that a hello says."""
     if version in VERSIONS:
@@ -196,124 +191,105 @@ def unspoken_version(version: int) -> Refusal | None:
     )
 
 
-def check_host(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+Check = Callable[[Ledger, Offer, float], str | None]
+"""Gives what is wrong with an offer, and the way out; None where nothing is.  The float is that of ``admit``."""
+
+
+def check_host(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """The name is one that a log line, a page and a person can hold."""
     host = offer.hello.host
     if not host.strip():
-        return Refusal(RefusalCode.BAD_HOST, f"the host name {quoted(host)} is blank: give the host a name")
+        return f"the host name {quoted(host)} is blank: give the host a name"
     if too_long(host):
         size = len(host.encode("utf-8"))
-        return Refusal(
-            RefusalCode.BAD_HOST,
-            f"the host name {quoted(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it",
-        )
+        return f"the host name {quoted(host)} has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it"
     if not host.isprintable():
         # Control characters, and those that are invisible or turn a line of text around.
-        return Refusal(
-            RefusalCode.BAD_HOST, f"the host name {quoted(host)} has characters that do not print: leave them out"
-        )
+        return f"the host name {quoted(host)} has characters that do not print: leave them out"
     return None
 
 
-def check_labels(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+def check_labels(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """The labels are few and short enough to keep and show."""
     hello = offer.hello
     if len(hello.gpus) > MAX_LABELS:
-        return Refusal(
-            RefusalCode.BAD_LABEL,
-            f"{quoted(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer",
-        )
+        return f"{quoted(hello.host)} sent {len(hello.gpus)} GPU labels, the limit is {MAX_LABELS}: send fewer"
     for label in (*hello.gpus, hello.libtorch, hello.run_id or ""):
         if too_long(label):
             size = len(label.encode("utf-8"))
-            return Refusal(
-                RefusalCode.BAD_LABEL,
+            return (
                 f"{quoted(hello.host)} sent the label {quoted(label)} of {size} bytes, "
-                f"the limit is {MAX_TEXT_BYTES}: shorten it",
+                f"the limit is {MAX_TEXT_BYTES}: shorten it"
             )
     return None
 
 
-def check_some_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+def check_some_device(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """A host without a device has no rank."""
     if offer.hello.local_devices:
         return None
-    return Refusal(
-        RefusalCode.NO_DEVICES, f"{quoted(offer.hello.host)} offers no device: make at least one visible to the agent"
-    )
+    return f"{quoted(offer.hello.host)} offers no device: make at least one visible to the agent"
 
 
-def check_device_count(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+def check_device_count(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """One hello cannot inflate the world."""
     count = len(offer.hello.local_devices)
     if count <= MAX_DEVICES:
         return None
-    return Refusal(
-        RefusalCode.TOO_MANY_DEVICES,
-        f"{quoted(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer",
-    )
+    return f"{quoted(offer.hello.host)} offers {count} devices, the limit a host is {MAX_DEVICES}: offer fewer"
 
 
-def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+def check_repeated_device(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """Each rank has a device to itself."""
     devices = offer.hello.local_devices
     if len(set(devices)) == len(devices):
         return None
     repeated = next(device for index, device in enumerate(devices) if device in devices[:index])
-    return Refusal(
-        RefusalCode.REPEATED_DEVICE,
-        f"{quoted(offer.hello.host)} offers device {repeated} twice, and each rank needs one of its own: name it once",
-    )
+    host = quoted(offer.hello.host)
+    return f"{host} offers device {repeated} twice, and each rank needs one of its own: name it once"
 
 
-def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
+def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> str | None:
     """One host a name, compared as sent."""
     holder = ledger.member(offer.hello.host)
     if holder is None:
         return None
     age = max(0, int(now - holder.joined_at))
-    return Refusal(
-        RefusalCode.DUPLICATE_HOST,
+    return (
         f"{quoted(holder.host)} is in already, from {holder.offer.address}, joined {age} s ago: if that is a stale "
         "worker of an earlier launch, end it and its name is free; if two hosts have one name, give one another "
-        "(--host)",
+        "(--host)"
     )
 
 
-def agreement(fact: Fact) -> Check:
+def agreement(fact: Fact[Any]) -> tuple[RefusalCode, Check]:
     """The check that an offer states what the members stated of ``fact``, or nothing."""
 
-    def check(ledger: Ledger, offer: Offer, now: float) -> Refusal | None:
-        if fact.nccl_only and not ledger.nccl:
-            return None
-        offered = fact.stated(offer)
-        expected = ledger.expected(fact)
+    def check(ledger: Ledger, offer: Offer, now: float) -> str | None:
+        offered, expected = fact.stated(offer), ledger.expected(fact)
         if offered is None or expected is None or offered == expected:
             return None
         setter = ledger.setter(fact)
-        source = "the operator" if setter is None else f"{quoted(setter.host)} (the first to state it)"
-        blame = (
-            ""
-            if setter is None
-            else f"; if {quoted(setter.host)} is the one that is wrong, end its agent and dial again"
-        )
-        return Refusal(
-            fact.code,
+        source, blame = "the operator", ""
+        if setter is not None:
+            source = f"{quoted(setter.host)} (the first to state it)"
+            blame = f"; if {quoted(setter.host)} is the one that is wrong, end its agent and dial again"
+        return (
             f"{quoted(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
-            f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}",
+            f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}"
         )
 
-    return check
+    return fact.code, check
 
 
-CHECKS: Final[tuple[Check, ...]] = (
-    check_host,
-    check_labels,
-    check_some_device,
-    check_device_count,
-    check_repeated_device,
+CHECKS: Final[tuple[tuple[RefusalCode, Check], ...]] = (
+    (RefusalCode.BAD_HOST, check_host),
+    (RefusalCode.BAD_LABEL, check_labels),
+    (RefusalCode.NO_DEVICES, check_some_device),
+    (RefusalCode.TOO_MANY_DEVICES, check_device_count),
+    (RefusalCode.REPEATED_DEVICE, check_repeated_device),
     agreement(VERSION_FACT),
-    check_duplicate,
+    (RefusalCode.DUPLICATE_HOST, check_duplicate),
     agreement(DATASET_FACT),
     agreement(VENDOR_FACT),
     agreement(RUN_FACT),

@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
 
     def gates(self, fact: Fact) -> bool:
-        return self.ledger.nccl or not fact.nccl_only
+        return self.options["nccl"] or not fact.nccl_only
 
     def held(self, fact: Fact) -> set[Any]:
         """The values that members state of a fact, and the operator's."""
