@@ -28,7 +28,7 @@ _log = Logger()
 
 
 class RendezvousSession:
-    """The rendezvous of one run's world: carries its effects out, and keeps its deadlines."""
+    """The rendezvous of one run's world: carries its effects out, and keeps its deadline."""
 
     def __init__(self, front: FrontDoor, run: Run, world: World) -> None:
         self.run = run
@@ -37,15 +37,14 @@ class RendezvousSession:
         self.rendezvous = Rendezvous(world.assignments, socket.gethostname())
         self._clock = front.clock
         self._seconds = {Timer.QUIET: front.limits.rendezvous_quiet, Timer.UID: front.limits.rendezvous_talk}
-        self._timers: dict[Timer, Wait] = {}
+        self._timer: Wait | None = None
         self._peers: set[RendezvousProtocol] = set()
         run.at_end(self.end)
 
     def end(self) -> None:
         """The run is over: no rank gets a role or an id any more."""
         self.rendezvous.end()
-        for timer in list(self._timers):
-            self._stop(timer)
+        self._stop_timer()
         for peer in list(self._peers):
             peer.end()
 
@@ -58,10 +57,10 @@ class RendezvousSession:
                 case Close(peer, why):
                     self._of(peer).end(why)
                 case StartTimer(timer):
-                    self._stop(timer)
-                    self._timers[timer] = after(self._clock, self._seconds[timer], self._timed_out, timer)
-                case StopTimer(timer):
-                    self._stop(timer)
+                    self._stop_timer()
+                    self._timer = after(self._clock, self._seconds[timer], self._timed_out)
+                case StopTimer():
+                    self._stop_timer()
                 case Fail(why):
                     self.run.part_failed(why)
                 case Complete():
@@ -79,14 +78,12 @@ class RendezvousSession:
     def _of(self, peer: Hashable) -> RendezvousProtocol:
         return cast(RendezvousProtocol, peer)
 
-    def _stop(self, timer: Timer) -> None:
-        running = self._timers.pop(timer, None)
-        if running is not None:
-            running.cancel()
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _timed_out(self, timer: Timer) -> None:
-        self._timers.pop(timer, None)
-        self.apply(self.rendezvous.timed_out(timer))
+    def _timed_out(self) -> None:
+        self.apply(self.rendezvous.timed_out())
 
 
 class RendezvousFactory:

@@ -1,9 +1,9 @@
 """The native rendezvous: how the ranks of one world agree on a communicator's unique id.
 
-Events go in, effects come out, in the order in which they are to be carried
+Events go in, and effects come out in the order in which they are to be carried
 out.  A peer is whatever the caller uses for a connection; nothing here touches
-one.  Every rank dials and says Hello; when all have, one is told to generate
-the id and the others to wait; the id goes from the one to all the others.
+one.  Every rank dials and says Hello.  When all have, one is told to generate
+the id and the others to wait; the id goes from that one to all the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Peer = Hashable
 
 
 class Timer(Enum):
-    """The deadlines that a rendezvous asks for; each is one at a time."""
+    """The deadlines of a rendezvous, of which one runs at a time: of the next new rank, and of the id."""
 
     QUIET = "quiet"
     UID = "uid"
@@ -45,16 +45,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """(Re)start a deadline; ``timed_out`` is the event that it leads to."""
+    """Start this deadline in place of the one that runs; ``timed_out`` is the event that it leads to."""
 
     timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
 class StopTimer:
-    """Forget a deadline."""
-
-    timer: Timer
+    """No deadline runs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class Rendezvous:
         if self.state is not RendezvousState.GENERATING or self._ranks.get(peer) != self._generator:
             return self.broke(peer, "it sent a Uid that nobody asked it for")
         self.state = RendezvousState.COMPLETE
-        effects: list[Effect] = [StopTimer(Timer.UID)]
+        effects: list[Effect] = [StopTimer()]
         for rank, other in self._slots.items():
             if rank != self._generator:
                 effects.append(Send(other, uid))
@@ -159,17 +157,13 @@ class Rendezvous:
         self.state = RendezvousState.OVER
         self._forget()
 
-    def timed_out(self, timer: Timer) -> list[Effect]:
-        """A deadline has passed."""
-        if timer is Timer.UID:
-            if self.state is not RendezvousState.GENERATING:
-                return []
+    def timed_out(self) -> list[Effect]:
+        """The deadline has passed."""
+        if self.state is RendezvousState.GENERATING:
             owner = self._owner[self._generator]
             return self._fail(
                 f"rank {self._generator} of host {owner!r} was to generate the communicator's id, and did not in time"
             )
-        if self.state is not RendezvousState.GATHERING:
-            return []
         missing = self.missing
         named = ", ".join(f"{rank} of {self._owner[rank]!r}" for rank in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -184,30 +178,24 @@ class Rendezvous:
         if old is not None:
             del self._ranks[old]
             effects.append(Close(old, f"rank {rank} dialed again, and its new connection counts"))
-        if rank not in self._seen:
-            # A rank that comes and goes is no progress.
-            self._seen.add(rank)
-            effects.append(StartTimer(Timer.QUIET))
         self._slots[rank] = peer
         self._ranks[peer] = rank
-        if len(self._slots) < len(self._owner):
-            return effects
-        self.state = RendezvousState.GENERATING
-        effects.append(StopTimer(Timer.QUIET))
-        for each, other in self._slots.items():
-            effects.append(Send(other, RoleGiven(Role.GENERATE if each == self._generator else Role.WAIT)))
-        return [*effects, StartTimer(Timer.UID)]
+        if len(self._slots) == len(self._owner):
+            self.state = RendezvousState.GENERATING
+            for each, other in self._slots.items():
+                effects.append(Send(other, RoleGiven(Role.GENERATE if each == self._generator else Role.WAIT)))
+            effects.append(StartTimer(Timer.UID))
+        elif rank not in self._seen:
+            # A rank that leaves and comes again is no progress.
+            self._seen.add(rank)
+            effects.append(StartTimer(Timer.QUIET))
+        return effects
 
     def _fail(self, why: str, *also: Peer) -> list[Effect]:
         self.state = RendezvousState.FAILED
         peers = [*self._slots.values(), *also]
         self._forget()
-        return [
-            StopTimer(Timer.QUIET),
-            StopTimer(Timer.UID),
-            *(Close(peer) for peer in peers),
-            Fail(f"the rendezvous failed: {why}"),
-        ]
+        return [StopTimer(), *(Close(peer) for peer in peers), Fail(f"the rendezvous failed: {why}")]
 
     def _forget(self) -> None:
         self._slots.clear()

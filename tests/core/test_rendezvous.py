@@ -59,8 +59,7 @@ class RendezvousTestCase(unittest.TestCase):
         assert isinstance(effects[-1], Fail)
         for part in ("the rendezvous failed: ", *parts):
             self.assertIn(part, effects[-1].why)
-        self.assertIn(StopTimer(Timer.QUIET), effects)
-        self.assertIn(StopTimer(Timer.UID), effects)
+        self.assertIn(StopTimer(), effects)
 
 
 class MeetingTests(RendezvousTestCase):
@@ -77,14 +76,12 @@ class MeetingTests(RendezvousTestCase):
                 self.assertEqual(
                     meeting.hello(third, hello(third, OWNERS[third])),
                     [
-                        StartTimer(Timer.QUIET),
-                        StopTimer(Timer.QUIET),
                         *(Send(rank, RoleGiven(Role.GENERATE if rank == 0 else Role.WAIT)) for rank in order),
                         StartTimer(Timer.UID),
                     ],
                 )
                 effects = meeting.uid(0, UID)
-                self.assertEqual(effects[0], StopTimer(Timer.UID))
+                self.assertEqual(effects[0], StopTimer())
                 self.assertEqual(effects[-1], Complete())
                 self.assertCountEqual(effects[1:-1], [Send(1, UID), Send(2, UID), Close(0), Close(1), Close(2)])
                 for rank in (1, 2):
@@ -103,7 +100,7 @@ class MeetingTests(RendezvousTestCase):
     def test_a_world_of_one_rank_generates_for_itself(self) -> None:
         meeting = Rendezvous(world(("a", 1)), "a")
         self.assertIn(Send("peer", RoleGiven(Role.GENERATE)), meeting.hello("peer", hello(0, "a")))
-        self.assertEqual(meeting.uid("peer", UID), [StopTimer(Timer.UID), Close("peer"), Complete()])
+        self.assertEqual(meeting.uid("peer", UID), [StopTimer(), Close("peer"), Complete()])
 
     def test_the_peers_may_leave_once_it_is_complete(self) -> None:
         meeting = gathered()
@@ -191,23 +188,17 @@ class FailureTests(RendezvousTestCase):
                 self.assertNotIn(Close(rank), effects)
 
     def test_a_generator_that_sends_nothing_fails_it(self) -> None:
-        self.failed(gathered().timed_out(Timer.UID), "rank 0 of host 'a'", "did not in time")
+        self.failed(gathered().timed_out(), "rank 0 of host 'a'", "did not in time")
 
     def test_nobody_new_for_too_long_fails_it_with_who_is_missing(self) -> None:
         meeting = Rendezvous(world(*THREE), "")
         meeting.hello(1, hello(1, "a"))
-        self.failed(meeting.timed_out(Timer.QUIET), "1 of 3 ranks", "missing: 0 of 'a', 2 of 'b'")
+        self.failed(meeting.timed_out(), "1 of 3 ranks", "missing: 0 of 'a', 2 of 'b'")
 
     def test_many_missing_ranks_are_counted_beyond_the_first_eight(self) -> None:
         meeting = Rendezvous(world(("a", 12)), "")
         meeting.hello(0, hello(0, "a"))
-        self.failed(meeting.timed_out(Timer.QUIET), "8 of 'a' and 3 more")
-
-    def test_a_deadline_that_no_longer_applies_does_nothing(self) -> None:
-        meeting = Rendezvous(world(*THREE), "")
-        self.assertEqual(meeting.timed_out(Timer.UID), [])
-        meeting = gathered()
-        self.assertEqual(meeting.timed_out(Timer.QUIET), [])
+        self.failed(meeting.timed_out(), "8 of 'a' and 3 more")
 
     def test_an_id_from_another_than_the_generator_breaks_the_rule(self) -> None:
         meeting = gathered()
@@ -233,7 +224,6 @@ class FailureTests(RendezvousTestCase):
         failed.ended(1)
         over.hello(0, hello(0, "a"))
         over.end()
-        self.assertEqual(over.timed_out(Timer.QUIET), [])
         for meeting in (generating, complete, failed, over):
             before = meeting.state
             with self.subTest(before):
