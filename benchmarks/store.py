@@ -44,7 +44,7 @@ from shared import (
 )
 
 from flodl_tw.core.messages import WorldFormed
-from flodl_tw.core.store.wire import STORE_MAGIC, Opcode
+from flodl_tw.core.store.wire import VALIDATE_NUMBER, Opcode
 from flodl_tw.testing import SimulatedClient
 
 CROWD = 4096
@@ -125,7 +125,7 @@ def wait(key: bytes) -> bytes:
     return struct.pack("<BQ", Opcode.WAIT, 1) + text(key)
 
 
-GREETING = struct.pack("<BI", Opcode.VALIDATE, STORE_MAGIC) + ping(os.getpid())
+GREETING = struct.pack("<BI", Opcode.VALIDATE, VALIDATE_NUMBER) + ping(os.getpid())
 """What a client of torch 2.5 or newer begins with; four bytes come back."""
 ECHO_BYTES = 4
 

@@ -50,7 +50,7 @@ class StoreFactory:
     def __init__(self, front: FrontDoor, controller: Controller) -> None:
         self._clock = front.clock
         self._controller = controller
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._quiet_until: OrderedDict[str, float] = OrderedDict()
         # A world whose connections are all closed is gone, and its keys with it.
         self._worlds: deque[ref[WorldStore]] = deque()
         self._due: deque[StoreProtocol] = deque()
@@ -108,17 +108,16 @@ class StoreFactory:
 
     def _refuse(self, peeker: Peeker, why: str) -> None:
         now = self._clock.seconds()
-        told = self._told.get(peeker.peer)
-        if told is not None and now < told + TELL_SECS:
+        if now < self._quiet_until.get(peeker.peer, now):
             # A client of torch that is refused dials again and again.
             peeker.left(ConnectionEnd.STORE_REFUSED)
             peeker.identified()
             peeker.transport.abortConnection()
             return
-        self._told[peeker.peer] = now
-        self._told.move_to_end(peeker.peer)
-        if len(self._told) > MAX_WARNED_ADDRESSES:
-            self._told.popitem(last=False)
+        self._quiet_until[peeker.peer] = now + TELL_SECS
+        self._quiet_until.move_to_end(peeker.peer)
+        if len(self._quiet_until) > MAX_WARNED_ADDRESSES:
+            self._quiet_until.popitem(last=False)
         peeker.drop(ConnectionEnd.STORE_REFUSED, f"on the store channel: {why}")
 
 

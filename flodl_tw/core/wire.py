@@ -71,7 +71,7 @@ def frame_tag(key: bytes, kind: int, payload: bytes) -> bytes:
 
 @lru_cache(maxsize=16)
 def _keyed(key: bytes) -> hmac.HMAC:
-    # A copy of a keyed state costs half of keying one, and a run has two keys.
+    # A run has two keys, and to copy a keyed state costs half of what keying one does.
     return hmac.new(key, digestmod="sha256")
 
 
@@ -119,13 +119,12 @@ class FrameReader:
         Raises WireError for a header that no honest peer writes.
         """
         buffer = self._buffer
-        if len(buffer) < HEADER_BYTES:
-            if not FRAME_MAGIC.startswith(bytes(buffer[:MAGIC_BYTES])):
-                raise WireError(f"frame magic is {buffer[:MAGIC_BYTES].hex()}, not {FRAME_MAGIC.hex()}")
-            return None
-        magic, version, tag, kind, length = _HEADER.unpack_from(buffer)
-        if magic != FRAME_MAGIC:
+        magic = bytes(buffer[:MAGIC_BYTES])
+        if not FRAME_MAGIC.startswith(magic):
             raise WireError(f"frame magic is {magic.hex()}, not {FRAME_MAGIC.hex()}")
+        if len(buffer) < HEADER_BYTES:
+            return None
+        _, version, tag, kind, length = _HEADER.unpack_from(buffer)
         known = _KINDS.get(kind)
         if known is None:
             raise WireError(f"frame kind {kind} is none of {sorted(_KINDS)}")
@@ -201,10 +200,7 @@ class Decoder:
 
     def byte_string(self) -> bytes:
         """A length and that many bytes."""
-        end = self.count() + self._position
-        taken = self._data[self._position : end]
-        self._position = end
-        return taken
+        return self.raw(self.count())
 
     def text(self) -> str:
         """A length and that many bytes of UTF-8."""

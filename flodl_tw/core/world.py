@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from flodl_tw.core.fields import compact
 from flodl_tw.core.ledger import Member
@@ -26,14 +26,9 @@ class WorkerFields:
     data_path: str | None = None
     gpu_ram_share: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The keys of the envelope's ``worker`` that the operator gives."""
-        given: dict[str, Any] = {"nccl_socket_ifname": self.nccl_socket_ifname, "path": self.path}
-        for name in ("arch", "data_path", "gpu_ram_share"):
-            value = getattr(self, name)
-            if value is not None:
-                given[name] = value
-        return given
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +117,5 @@ class World:
         )
 
 
-def _hex(value: dict[str, Any]) -> str:
+def _hex(value: dict[str, object]) -> str:
     return compact(value).encode("utf-8").hex()

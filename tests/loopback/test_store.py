@@ -67,7 +67,7 @@ sys.exit(3)
 REASON = "exited with code 3 (ValueError: no such shard: 7, at train.py:12 in main: load(7))"
 
 
-class StoreProtocol:
+class BlockingClient:
     """A client of the store, blocking; ``buffer`` is the size of its receive buffer."""
 
     def __init__(self, port: int, buffer: int | None = None) -> None:
@@ -110,8 +110,8 @@ class StoreTestCase(ProcessTestCase):
         self.assertIsInstance(host.next(), WorldFormed)
         return host
 
-    def client(self, controller: Twistd, buffer: int | None = None) -> StoreProtocol:
-        client = StoreProtocol(controller.port, buffer)
+    def client(self, controller: Twistd, buffer: int | None = None) -> BlockingClient:
+        client = BlockingClient(controller.port, buffer)
         self.addCleanup(client.close)
         return client
 

@@ -18,7 +18,7 @@ from typing import Final
 from flodl_tw.core.errors import StoreError
 from flodl_tw.core.store.keys import KeySpace
 from flodl_tw.core.store.waits import Wait
-from flodl_tw.core.store.wire import STORE_MAGIC, Opcode, Query, QueryReader
+from flodl_tw.core.store.wire import VALIDATE_NUMBER, Opcode, Query, QueryReader
 
 DONE: Final = b"\0"
 """The answer of WAIT and BARRIER, and of a CHECK that found all."""
@@ -158,8 +158,8 @@ class StoreSession:
                 self._out.wakeups.append((owner, DONE))
 
     def _validate(self, query: Query) -> None:
-        if query[2] != STORE_MAGIC:
-            raise StoreError(f"VALIDATE carries {query[2]:#010x}, not {STORE_MAGIC:#010x}")
+        if query[2] != VALIDATE_NUMBER:
+            raise StoreError(f"VALIDATE carries {query[2]:#010x}, not {VALIDATE_NUMBER:#010x}")
 
     def _ping(self, query: Query) -> None:
         self._reply(_u32(query[2]))
@@ -216,7 +216,7 @@ class StoreSession:
         self._cancel()
         self._reply(CANCELED)
 
-    def _num_keys(self, query: Query) -> None:
+    def _getnumkeys(self, query: Query) -> None:
         self._reply(_i64(self.space.key_count))
 
     def _list_keys(self, query: Query) -> None:
@@ -253,23 +253,6 @@ def _parts(value: bytes) -> tuple[bytes, ...]:
 
 
 _ANSWERS: Final[dict[int, Callable[[StoreSession, Query], None]]] = {
-    Opcode.VALIDATE: StoreSession._validate,
-    Opcode.SET: StoreSession._set,
-    Opcode.COMPARE_SET: StoreSession._compare_set,
-    Opcode.GET: StoreSession._get,
-    Opcode.ADD: StoreSession._add,
-    Opcode.CHECK: StoreSession._check,
-    Opcode.WAIT: StoreSession._wait,
-    Opcode.GETNUMKEYS: StoreSession._num_keys,
-    Opcode.DELETE_KEY: StoreSession._delete_key,
-    Opcode.APPEND: StoreSession._append,
-    Opcode.MULTI_GET: StoreSession._multi_get,
-    Opcode.MULTI_SET: StoreSession._multi_set,
-    Opcode.CANCEL_WAIT: StoreSession._cancel_wait,
-    Opcode.PING: StoreSession._ping,
-    Opcode.QUEUE_PUSH: StoreSession._queue_push,
-    Opcode.QUEUE_POP: StoreSession._queue_pop,
-    Opcode.QUEUE_LEN: StoreSession._queue_len,
-    Opcode.LIST_KEYS: StoreSession._list_keys,
-    Opcode.BARRIER: StoreSession._barrier,
+    opcode: getattr(StoreSession, f"_{opcode.name.lower()}") for opcode in Opcode
 }
+"""A query is answered by the method that has the name of its opcode."""

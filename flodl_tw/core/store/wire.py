@@ -18,35 +18,52 @@ from typing import Final
 
 from flodl_tw.core.errors import StoreError
 
-STORE_MAGIC: Final = 0x3C85F7CE
+VALIDATE_NUMBER: Final = 0x3C85F7CE
 """What a VALIDATE carries."""
 
 GATHER_BYTES: Final = 16 * 1024
 """A longer value that has not all arrived is kept in pieces of at least this size, which are joined once."""
 
 
-class Opcode(IntEnum):
-    """What a query begins with."""
+# What a field of a query is.  The two that carry bytes come first, in the order of their caps.
+_KEY, _VALUE, _I64, _U32, _COUNT = range(5)
+_NUMBERS: Final = {_I64: struct.Struct("<q"), _U32: struct.Struct("<I"), _COUNT: struct.Struct("<Q")}
+_length_at: Final = struct.Struct("<Q").unpack_from
 
-    VALIDATE = 0x00
-    SET = 0x01
-    COMPARE_SET = 0x02
-    GET = 0x03
-    ADD = 0x04
-    CHECK = 0x05
-    WAIT = 0x06
-    GETNUMKEYS = 0x07
-    DELETE_KEY = 0x08
-    APPEND = 0x09
-    MULTI_GET = 0x0A
-    MULTI_SET = 0x0B
-    CANCEL_WAIT = 0x0C
-    PING = 0x0D
-    QUEUE_PUSH = 0x0E
-    QUEUE_POP = 0x0F
-    QUEUE_LEN = 0x10
-    LIST_KEYS = 0x11
-    BARRIER = 0x12
+
+class Opcode(IntEnum):
+    """What a query begins with, and the fields that follow."""
+
+    VALIDATE = (0x00, _U32)
+    SET = (0x01, _KEY, _VALUE)
+    COMPARE_SET = (0x02, _KEY, _VALUE, _VALUE)
+    GET = (0x03, _KEY)
+    ADD = (0x04, _KEY, _I64)
+    CHECK = (0x05, _COUNT)
+    WAIT = (0x06, _COUNT)
+    GETNUMKEYS = (0x07,)
+    DELETE_KEY = (0x08, _KEY)
+    APPEND = (0x09, _KEY, _VALUE)
+    MULTI_GET = (0x0A, _COUNT)
+    MULTI_SET = (0x0B, _COUNT)
+    CANCEL_WAIT = (0x0C,)
+    PING = (0x0D, _U32)
+    QUEUE_PUSH = (0x0E, _KEY, _VALUE)
+    QUEUE_POP = (0x0F, _KEY)
+    QUEUE_LEN = (0x10, _KEY)
+    LIST_KEYS = (0x11,)
+    BARRIER = (0x12, _KEY, _I64)
+
+    shape: tuple[int, ...]
+
+    def __new__(cls, code: int, *shape: int) -> Opcode:
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.shape = shape
+        return self
+
+
+_SHAPES: Final = {int(opcode): opcode.shape for opcode in Opcode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +79,6 @@ class StoreLimits:
 
 Query = tuple[int, list[bytes], int]
 """An opcode, its keys and values in their order on the wire, and its number (the count, where there is one)."""
-
-# What a field is.  The two that carry bytes come first, in the order of their caps.
-_KEY, _VALUE, _I64, _U32, _COUNT = range(5)
-_SHAPES: Final[dict[int, tuple[int, ...]]] = {
-    Opcode.VALIDATE: (_U32,),
-    Opcode.SET: (_KEY, _VALUE),
-    Opcode.COMPARE_SET: (_KEY, _VALUE, _VALUE),
-    Opcode.GET: (_KEY,),
-    Opcode.ADD: (_KEY, _I64),
-    Opcode.CHECK: (_COUNT,),
-    Opcode.WAIT: (_COUNT,),
-    Opcode.GETNUMKEYS: (),
-    Opcode.DELETE_KEY: (_KEY,),
-    Opcode.APPEND: (_KEY, _VALUE),
-    Opcode.MULTI_GET: (_COUNT,),
-    Opcode.MULTI_SET: (_COUNT,),
-    Opcode.CANCEL_WAIT: (),
-    Opcode.PING: (_U32,),
-    Opcode.QUEUE_PUSH: (_KEY, _VALUE),
-    Opcode.QUEUE_POP: (_KEY,),
-    Opcode.QUEUE_LEN: (_KEY,),
-    Opcode.LIST_KEYS: (),
-    Opcode.BARRIER: (_KEY, _I64),
-}
-_NUMBERS: Final = {_I64: struct.Struct("<q"), _U32: struct.Struct("<I"), _COUNT: struct.Struct("<Q")}
-_length_at: Final = struct.Struct("<Q").unpack_from
 
 
 class QueryReader:
@@ -160,7 +151,8 @@ class QueryReader:
                     break
                 length = _length_at(data, at)[0]
                 if length > caps[kind]:
-                    raise _too_long(kind, length, caps[kind])
+                    what = "key" if kind == _KEY else "value"
+                    raise StoreError(f"a {what} of {length} bytes is over the limit of {caps[kind]}")
                 stop = body + length
                 if stop > end:
                     break
@@ -229,8 +221,3 @@ class QueryReader:
             pieces.clear()
             self._kind = next(self._plan, None)
         return rest
-
-
-def _too_long(kind: int, length: int, cap: int) -> StoreError:
-    what = "key" if kind == _KEY else "value"
-    return StoreError(f"a {what} of {length} bytes is over the limit of {cap}")
