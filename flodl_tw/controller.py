@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.window import forming_text
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import World

@@ -25,7 +25,7 @@ from flodl_tw.core.log_text import quoted
 from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.core.refusals import Refusal
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.settings import OnLoss, RunSettings
+from flodl_tw.core.run_settings import OnLoss, RunSettings
 from flodl_tw.core.store.world import WorldStore
 from flodl_tw.core.window import (
     Failed,

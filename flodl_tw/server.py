@@ -33,7 +33,7 @@ from flodl_tw.channels.peeker import ChannelFactory, internet_address
 from flodl_tw.channels.rendezvous import RendezvousFactory
 from flodl_tw.channels.store import StoreFactory
 from flodl_tw.controller import Controller
-from flodl_tw.core.settings import AfterRun
+from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, HTTP_MAGICS, JOIN_MAGIC, RENDEZVOUS_MAGIC, STORE_MAGIC
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import after

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from flodl_tw.core.addresses import DEFAULT_PORT, parse_backend
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.settings import AfterRun, OnLoss, RunSettings
+from flodl_tw.core.run_settings import AfterRun, OnLoss, RunSettings
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE, shown_path
 from flodl_tw.core.window import StartMode, WindowSettings

@@ -25,7 +25,7 @@ from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.phrases import join_commands
-from flodl_tw.core.settings import AfterRun
+from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
 from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock

@@ -47,7 +47,7 @@ from flodl_tw.core.messages import (
     decode_rendezvous,
     encode_rendezvous,
 )
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameReader
 from flodl_tw.limits import Limits
 from flodl_tw.once import Once

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
-from flodl_tw.core.settings import OnLoss, RunSettings
+from flodl_tw.core.run_settings import OnLoss, RunSettings
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.testing import ClockedController, FakeDial, make_hello
 

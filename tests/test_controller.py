@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
-from flodl_tw.core.settings import AfterRun
+from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
 from tests.pumped import HYBRID, MANUAL, TOKEN, PumpedTestCase, fill, window
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import unittest
 from dataclasses import asdict
@@ -87,6 +88,16 @@ class DocumentedTables(unittest.TestCase):
             self.assertEqual(rows[magic.hex(" ")], channel)
         text = (ROOT / "tap.md").read_text()
         self.assertIn(", ".join(f"`{magic.decode()}`" for magic in HTTP_MAGICS) + " | status", text)
+
+    def test_tap_says_of_every_module_what_the_module_says_of_itself(self) -> None:
+        documented = dict(table("tap.md", "module"))
+        known = {}
+        for path in (ROOT / "flodl_tw").rglob("*.py"):
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            if path.name != "__init__.py":
+                first = " ".join(text.split("\n\n")[0].split("\n"))
+                known[str(path.relative_to(ROOT / "flodl_tw"))] = first.replace("`", "")
+        self.assertEqual(documented, known)
 
     def test_tap_lists_how_connections_end(self) -> None:
         documented = [tuple(row) for row in table("tap.md", "word")]

@@ -10,7 +10,7 @@ from twisted.logger import LogLevel
 from flodl_tw.core.ends import LinkEnd
 from flodl_tw.core.messages import Abort, Accept, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.settings import AfterRun, OnLoss
+from flodl_tw.core.run_settings import AfterRun, OnLoss
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.views import SHOWN_ERRORS
 from flodl_tw.testing import ClockedController, FakeDial, make_hello

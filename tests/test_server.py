@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 import flodl_tw
 from flodl_tw.controller import NoWorldError
-from flodl_tw.core.settings import AfterRun
+from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.core.window import Phase
 from flodl_tw.run import RunEnd
 from flodl_tw.server import ControllerServer

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, Reject, WorldFormed, encode_join
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.testing import ClockedController, HostEndedError, SimulatedHost, make_hello
 from tests.agent.links import HandReactor
 from tests.pumped import TOKEN, PumpedTestCase, window

@@ -15,7 +15,7 @@ from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
 from flodl_tw.cli.terminal import run_to_end
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings

@@ -9,7 +9,7 @@ from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.log_text import quoted
 from flodl_tw.core.phrases import counted, goal
 from flodl_tw.core.refusals import Refusal, RefusalCode, RefusedHosts
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.window import (
     Failed,
     Formed,

@@ -22,7 +22,7 @@ from flodl_tw.core.messages import (
 )
 from flodl_tw.core.refusals import RefusalCode
 from flodl_tw.core.reports import RankError, report_payload
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.wire import FRAME_MAGIC, JOIN_MAGIC, ZERO_KEY, FrameKind, encode_frame
 from flodl_tw.limits import Limits
 from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flodl_tw.core.messages import Abort, RendezvousHello, Role, RoleGiven, Uid
-from flodl_tw.core.settings import AfterRun, OnLoss
+from flodl_tw.core.run_settings import AfterRun, OnLoss
 from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameKind, encode_frame
 from flodl_tw.testing import ClockedController, FakeDial, RankClient
 from tests.pumped import PumpedTestCase, window

@@ -17,7 +17,7 @@ from twisted.logger import LogLevel
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from flodl_tw.channels.store import PART_BYTES, WOKEN_AT_ONCE
-from flodl_tw.core.settings import AfterRun, RunSettings
+from flodl_tw.core.run_settings import AfterRun, RunSettings
 from flodl_tw.core.store.session import QUERIES_A_FEED
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.wire import STORE_MAGIC

@@ -15,7 +15,7 @@ from flodl_tw.agent.dial import DialError
 from flodl_tw.cli.rehearse import AT_ONCE, BAD, Plan, Player, Rehearsal, read_plan, refusals
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.limits import CLOSE_GRACE
 from flodl_tw.testing import ClockedController, SimulatedHost, make_hello
 from tests.pumped import TOKEN, PumpedTestCase, window

@@ -10,7 +10,7 @@ from flodl_tw.core import views
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import World
 from flodl_tw.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.logger import LogLevel
 
 from flodl_tw.core.messages import Abort
-from flodl_tw.core.settings import AfterRun
+from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.core.window import Phase
 from flodl_tw.run import RunEnd
 from flodl_tw.testing import ClockedController, make_hello

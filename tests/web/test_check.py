@@ -8,7 +8,7 @@ from typing import Any
 
 from flodl_tw.core.facts import FACTS
 from flodl_tw.core.messages import Accept, Hello, Reject
-from flodl_tw.core.settings import RunSettings
+from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.testing import ClockedController, make_hello
 from flodl_tw.web.hello_json import hello_to_json
 from tests.pumped import TOKEN, PumpedTestCase, window

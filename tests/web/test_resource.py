@@ -10,7 +10,7 @@ from typing import Any
 from twisted.logger import LogLevel
 
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.settings import OnLoss
+from flodl_tw.core.run_settings import OnLoss
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits

@@ -1,4 +1,4 @@
-"""What a run is given."""
+"""What a run is given, and what follows it."""
 
 from __future__ import annotations
 
