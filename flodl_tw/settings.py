@@ -19,7 +19,7 @@ from flodl_tw.core.tokens import TOKEN_VARIABLE, shown_path
 from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
-from flodl_tw.options import OptionReader, Placed, by_word
+from flodl_tw.options import OptionReader, by_word
 from flodl_tw.state_folder import default_state_dir, given_token, readable_token
 
 if TYPE_CHECKING:
@@ -85,40 +85,14 @@ class ControllerSettings:
         # Here, so that who has no cluster file does not wait for PyYAML at each start.
         from flodl_tw.fdl.cluster import read_cluster_file
 
-        cluster = read_cluster_file(path)
-        texts = _texts(cluster, given.get("start")).items()
-        file = {name: Placed(str(value), f"--cluster {path}") for name, value in texts if value is not None}
-        return _settings(given.with_file(file), cluster)
-
-
-def _texts(cluster: ClusterFile, start: str | None) -> dict[str, object]:
-    """What the cluster file says, by the names of the options that win over it; ``start`` is one of them."""
-    join = cluster.join
-    return {
-        "port": cluster.port,
-        "min-rank-start": join.min_rank_start,
-        "target-ranks": _file_target(cluster, start),
-        "join-timeout": join.join_timeout,
-        "max-join-timeout": join.max_join_timeout,
-        "start": None if join.start is None else join.start.value,
-        "interface": "127.0.0.1" if cluster.loopback else None,
-    }
-
-
-def _file_target(cluster: ClusterFile, start: str | None) -> int | None:
-    """The file's target under the start mode that counts: the roster's ranks where it states none, none in manual."""
-    mode = start or (cluster.join.start or StartMode.AUTO).value
-    if mode == StartMode.MANUAL.value:
-        return None
-    if cluster.join.target_ranks is not None or cluster.join.discovery:
-        return cluster.join.target_ranks
-    return sum(len(entry.ranks) for entry in cluster.roster.values()) or None
+        cluster = read_cluster_file(path, given.get("start"))
+        return _settings(given.with_file(cluster.options), cluster)
 
 
 def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSettings:
     default = ControllerSettings()
     scale, warning = parse_scale(given.variable(SCALE_VARIABLE))
-    open_admission = given.flag("open-admission") or (cluster is not None and cluster.join.open_admission is True)
+    open_admission = given.flag("open-admission") or (cluster is not None and cluster.open_admission)
     token, token_source = _token(given, cluster, open_admission)
     nccl = given.choice("backend", {"nccl": True, "cpu": False}, True)
     chosen = given.get("rendezvous")
@@ -187,7 +161,7 @@ def _window(given: OptionReader, scale: float) -> WindowSettings:
         window_secs=scaled(join_timeout, scale),
         cap_secs=scaled(cap, scale),
     )
-    settings.check()
+    settings.check(given.source)
     return settings
 
 
@@ -224,7 +198,7 @@ def _launch(given: OptionReader, cluster: ClusterFile | None) -> LaunchSettings:
         ceiling = given.whole("frame-ceiling", 4096, 1 << 40, RelaySettings().frame_ceiling)
         relay = RelaySettings(data_channel=given.get("data") is not None, frame_ceiling=ceiling)
     share = None if cluster is None else cluster.gpu_ram_share
-    roster = {} if cluster is None else {host: entry.fields for host, entry in cluster.roster.items()}
+    roster = {} if cluster is None else cluster.roster
     walk_in = WorkerFields(nccl_socket_ifname=given.text("nccl-socket-ifname") or "", gpu_ram_share=share)
     return LaunchSettings(roster, walk_in, relay)
 

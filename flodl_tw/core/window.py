@@ -7,6 +7,7 @@ clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -56,41 +57,19 @@ class WindowSettings:
     window_secs: float = 300
     cap_secs: float = DEFAULT_CAP
 
-    def check(self) -> None:
-        """Raise SettingError for the first setting that contradicts another."""
-        if self.min_rank_start < 1:
-            raise SettingError(
-                "--min-rank-start", self.min_rank_start, "the least is 1", "give the ranks that a world needs"
-            )
-        if self.target_ranks is not None:
-            self._check_target(self.target_ranks)
-        if self.join_timeout < 1:
-            raise SettingError("--join-timeout", self.join_timeout, "the least is 1 s", "give a time in seconds")
+    def check(self, source: Callable[[str], str]) -> None:
+        """Raise SettingError for the first setting that contradicts another; ``source`` tells what gave an option."""
+        target = self.target_ranks
+        if target is not None and self.start_mode is StartMode.MANUAL:
+            limit = "--start manual leaves the close to the operator"
+            raise SettingError(source("target-ranks"), target, limit, "drop it, or use --start hybrid, which has both")
+        if target is not None and target < self.min_rank_start:
+            limit = f"the least is --min-rank-start, {self.min_rank_start}"
+            raise SettingError(source("target-ranks"), target, limit, "raise it, or lower --min-rank-start")
         if self.max_join_timeout < self.join_timeout:
-            raise SettingError(
-                "--max-join-timeout",
-                self.max_join_timeout,
-                f"the least is --join-timeout, {self.join_timeout} s",
-                "raise it, or lower --join-timeout",
-            )
-        if self.max_rejects < 0:
-            raise SettingError("--max-rejects", self.max_rejects, "the least is 0", "0 sets no limit")
-
-    def _check_target(self, target: int) -> None:
-        if self.start_mode is StartMode.MANUAL:
-            raise SettingError(
-                "--target-ranks",
-                target,
-                "--start manual leaves the close to the operator",
-                "drop it, or use --start hybrid, which has both",
-            )
-        if target < self.min_rank_start:
-            raise SettingError(
-                "--target-ranks",
-                target,
-                f"the least is --min-rank-start, {self.min_rank_start}",
-                "raise it, or lower --min-rank-start",
-            )
+            limit = f"the least is --join-timeout, {self.join_timeout} s"
+            way_out = "raise it, or lower --join-timeout"
+            raise SettingError(source("max-join-timeout"), self.max_join_timeout, limit, way_out)
 
 
 @dataclass(frozen=True, slots=True)

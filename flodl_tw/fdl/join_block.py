@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from flodl_tw.core.addresses import FDL_PORT, MAX_PORT, parse_endpoint
-from flodl_tw.fdl.cluster import read_devices, read_token
+from flodl_tw.core.tokens import HIDDEN
+from flodl_tw.fdl.cluster import read_devices
 from flodl_tw.fdl.yaml_document import read_document
 from flodl_tw.fdl.yaml_nodes import Block, Value
 from flodl_tw.options import Placed
@@ -37,7 +38,7 @@ class JoinFile:
 
     def token(self) -> bytes | None:
         """The token; None where the file has none."""
-        return self.block.get("token", lambda value: read_token(value, "(not shown)"))
+        return self.block.get("token", lambda value: value.token(HIDDEN))
 
     def controller(self) -> tuple[str, int] | None:
         """Host and port of the controller; None where the file names none."""
@@ -72,64 +73,31 @@ def read_join_file(path: str, option: str) -> JoinFile:
         raise root.location.error("it has no join: block", "name the file that has one")
     block = value.block((*KEYS, *UNUSED))
     warning = readable_token(option, path) if "token" in block.values else None
+    unused = [key for key in block.values if key in UNUSED]
+    note = f"{block.location}: flodl-tw has no use for {', '.join(unused)}" if unused else None
     return JoinFile(
         block=block,
-        texts=_texts(block),
+        texts=block.options(_OPTIONS),
         args=tuple(item.plain() for item in block.get("args", Value.items) or ()),
-        notes=(*_unused(block), *([] if warning is None else [warning])),
+        notes=tuple(line for line in (note, warning) if line is not None),
     )
 
 
-def _texts(block: Block) -> Mapping[str, Placed]:
-    texts = {}
-    for key, read in _OPTIONS.items():
-        text = block.get(key, read)
-        if text is not None:
-            texts[key.replace("_", "-")] = Placed(text, str(block.values[key].location))
-    return texts
-
-
-def _unused(block: Block) -> list[str]:
-    keys = [key for key in block.values if key in UNUSED]
-    return [f"{block.location}: flodl-tw has no use for {', '.join(keys)}"] if keys else []
-
-
-# What the options' keys hold, as the options' texts
-
-
-def _name(value: Value) -> str:
-    text = value.plain()
-    if not text.strip():
-        raise value.error("it must not be blank", "give a name, or drop it")
-    return text
-
-
-def _devices(value: Value) -> str | None:
+def _devices(value: Value) -> str:
     devices = read_devices(value)
     # An empty list leaves it to the agent, which offers all.
-    return "all" if devices is None else ",".join(map(str, devices)) or None
+    return "all" if devices is None else ",".join(map(str, devices))
 
 
-def _persist(value: Value) -> str:
-    return str(int(value.flag()))
-
-
-def _folder(value: Value) -> str:
-    # Without a look at the disk: a link stays one.
-    return str(Path(_name(value)).absolute())
-
-
-def _share(value: Value) -> str:
-    # As Python writes it: it reads the same number again.
-    return repr(value.share()).removesuffix(".0")
-
-
-_OPTIONS: Final[Mapping[str, Callable[[Value], str | None]]] = {
-    "host": _name,
+_OPTIONS: Final[Mapping[str, Callable[[Value], object]]] = {
+    "host": Value.word,
     "devices": _devices,
-    "persist": _persist,
-    "data_path": _folder,
-    "gpu_ram_share": _share,
+    "persist": Value.flag,
+    # Without a look at the disk: a link stays one.
+    "data_path": lambda value: Path(value.word()).absolute(),
+    # As Python writes it, which reads as the same number again.
+    "gpu_ram_share": lambda value: repr(value.share()).removesuffix(".0"),
 }
+"""What the options' keys hold, as the options' texts."""
 KEYS: Final = ("controller", "token", *_OPTIONS, "args")
 """The keys that are used."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.tokens import shown_path
-from flodl_tw.fdl.yaml_nodes import TAG, Location, Value, safe_text
+from flodl_tw.fdl.yaml_nodes import TAG, Location, Value, line_of, safe_text
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
@@ -23,7 +23,7 @@ MAX_DEPTH: Final = 64
 class _Loader(yaml.SafeLoader):
     """Nodes as flodl's parser makes them: YAML 1.2's scalars, tabs between tokens; and no nest without a bottom."""
 
-    yaml_implicit_resolvers: dict[Any, Any] = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -66,19 +66,16 @@ def read_document(path: str, option: str, block: str) -> Value:
     if len(raw) > MAX_BYTES:
         limit = f"it is larger than {MAX_BYTES} bytes"
         raise SettingError(option, file, limit, f"name the fdl.yml, or its {block} block alone")
-    start = Location(file, "", 1, option)
-    node = _compose(_decode(raw, start), start)
-    if node is None or node.tag == f"{TAG}null":
-        raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
-    return Value(start.at(node), node)
-
-
-def _decode(raw: bytes, start: Location) -> str:
+    start = Location(f"{option} {file}")
     try:
-        return raw.decode("utf-8-sig")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise replace(start, line=line).error("it is not UTF-8", "save it as UTF-8") from None
+    node = _compose(text, start)
+    if node is None or node.tag == f"{TAG}null":
+        raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
+    return Value(replace(start, line=line_of(node)), node)
 
 
 def _compose(text: str, start: Location) -> yaml.Node | None:

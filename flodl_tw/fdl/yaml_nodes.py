@@ -17,25 +17,13 @@ from typing import Final, TypeVar
 import yaml
 
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.fields import MAX_DIGITS
 from flodl_tw.core.log_text import SHOWN_CHARS, shortened, shown
-from flodl_tw.core.tokens import without_tokens
+from flodl_tw.core.tokens import parse_token, without_tokens
+from flodl_tw.options import Placed
 
 T = TypeVar("T")
 
-KNOWN_KEYS: Final[Mapping[str, tuple[str, str]]] = {
-    # level: the keys that are used; flodl's others, which are accepted and unused
-    "cluster": ("controller workers gpu_ram_share", "env"),
-    "controller": ("host port join", "path docker arch data_path"),
-    "join": (
-        "min_rank_start target_ranks join_timeout max_join_timeout start discovery open_admission token tunnel_only",
-        "",
-    ),
-    "worker": (
-        "host ranks local_devices nccl_socket_ifname path arch data_path gpu_ram_share tunnel",
-        "ssh docker env",
-    ),
-    "ssh": ("", "target port user identity_file options"),
-}
 TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {
     "str": "a text",
@@ -45,11 +33,7 @@ _KINDS: Final = {
     "seq": "a list",
     "map": "a mapping",
 }
-
-
-def known_keys(level: str) -> list[str]:
-    """The keys that a level of the cluster file may have."""
-    return " ".join(KNOWN_KEYS[level]).split()
+_BARE: Final = ("int", "float", "bool")
 
 
 def safe_text(text: str, quoted: bool = True) -> str:
@@ -60,30 +44,26 @@ def safe_text(text: str, quoted: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in the file: what each error names."""
+    """A place in the file: what each error names.  ``file`` is with the option or variable that named it."""
 
     file: str
-    path: str
-    line: int
-    option: str = "--cluster"
-    """The option or variable that named the file."""
+    path: str = ""
+    line: int = 1
 
     def __str__(self) -> str:
         where = f"{self.file}: {self.path}" if self.path else self.file
-        return f"{self.option} {where} (line {self.line})"
+        return f"{where} (line {self.line})"
 
-    def error(self, limit: str, way_out: str, value: str | None = None) -> SettingError:
-        return SettingError(str(self), "" if value is None else f"is {value}", limit, way_out)
+    def error(self, limit: str, way_out: str, value: str = "") -> SettingError:
+        return SettingError(str(self), value, limit, way_out)
 
-    def below(self, key: str, node: yaml.Node) -> Location:
+    def below(self, key: str, line: int) -> Location:
         key = key if re.fullmatch(r"[\w-]+", key) and without_tokens(key) == key else safe_text(key)
-        return replace(self, path=f"{self.path}.{key}" if self.path else key).at(node)
+        return replace(self, path=f"{self.path}.{key}" if self.path else key, line=line)
 
-    def item(self, index: int, node: yaml.Node) -> Location:
-        return replace(self, path=f"{self.path}[{index}]").at(node)
 
-    def at(self, node: yaml.Node) -> Location:
-        return replace(self, line=node.start_mark.line + 1)
+def line_of(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,54 +82,47 @@ class Value:
     def kind(self) -> str:
         return str(self.node.tag).removeprefix(TAG)
 
-    @property
-    def value(self) -> str:
-        if isinstance(self.node, yaml.ScalarNode):
-            return safe_text(self.node.value, self.kind not in ("int", "float", "bool"))
-        return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
-
     def error(self, limit: str, way_out: str) -> SettingError:
-        return self.location.error(limit, way_out, self.value)
+        if self.scalar is not None:
+            value = safe_text(self.scalar, quoted=self.kind not in _BARE)
+        else:
+            value = "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
+        return self.location.error(limit, way_out, f"is {value}")
 
     def _scalar(self, kind: str, way_out: str) -> str:
-        if not isinstance(self.node, yaml.ScalarNode) or self.kind != kind:
+        if self.scalar is None or self.kind != kind:
             raise self.error(f"it must be {_KINDS[kind]}", way_out)
-        return str(self.node.value)
+        return self.scalar
 
     def text(self) -> str:
-        return self._of_kind("str")
+        return self._text("str")
 
     def plain(self) -> str:
         """A text, for which flodl takes a number or true as well: as it stands in the file."""
-        return self._of_kind(self.kind if self.kind in ("int", "float", "bool") else "str")
+        return self._text(self.kind if self.kind in _BARE else "str")
 
-    def _of_kind(self, kind: str) -> str:
+    def _text(self, kind: str) -> str:
         text = self._scalar(kind, "write it as a text, in quotes")
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
             raise self.error("it has a NUL or half a character", "write it without")
         return text
 
     def word(self) -> str:
-        """A text that is not blank."""
-        text = self.text()
+        """What ``plain`` gives, if it is not blank."""
+        text = self.plain()
         if not text.strip():
-            raise self.error("it must not be blank", "give a text")
+            raise self.error("it must not be blank", "give a text, or drop it")
         return text
 
-    def whole(self, least: int, most: int) -> int:
-        way_out = f"give one from {least} to {most}"
-        text = self._scalar("int", way_out)
+    def whole(self) -> int:
+        text = self._scalar("int", "give one")
         try:
-            number = int(text, 0)
+            return int(text if len(text) <= MAX_DIGITS else "", 0)
         except ValueError:
-            raise self.error("it is no whole number that can be read", way_out) from None
-        if not least <= number <= most:
-            raise self.error(f"the limits are {least} and {most}", "give a number between them")
-        return number
+            raise self.error("it is no whole number that can be read", "give one") from None
 
     def flag(self) -> bool:
-        way_out = "write one of the two without quotes"
-        text = self._scalar("bool", way_out).lower()
+        text = self._scalar("bool", way_out := "write one of the two without quotes").lower()
         if text not in ("true", "false"):
             # An explicit !!bool tag gives any text this kind.
             raise self.error("it must be true or false", way_out)
@@ -158,25 +131,38 @@ class Value:
     def share(self) -> float:
         """A part of the host's memory; flodl allows more than the whole, which some platforms under-state."""
         way_out = "give a number that is 0 or more, such as 0.5"
-        text = self._scalar("int" if self.kind == "int" else "float", way_out)
+        whole = self.kind == "int"
+        text = self._scalar("int" if whole else "float", way_out)
         try:
-            number = float(int(text, 0) if self.kind == "int" else text)
+            number = float(int(text, 0) if whole else text)
         except (ValueError, OverflowError):
-            raise self.error("it is no number that can be used", way_out) from None
-        if not math.isfinite(number) or number < 0:
+            number = math.nan
+        if not 0 <= number < math.inf:
             raise self.error("the least is 0, and it must be finite", way_out)
         return number
+
+    def token(self, shown: str = "") -> bytes:
+        """The token; a scalar's text as it stands, since 32 decimal digits are a token as well."""
+        if self.scalar is None:
+            raise self.location.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
+        return parse_token(self.scalar, str(self.location), shown)
 
     def items(self) -> list[Value]:
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.error("it must be a list", "write it as [...], or a line with - for each item")
-        return [Value(self.location.item(index, node), node) for index, node in enumerate(self.node.value)]
+        place = self.location
+        return [
+            Value(replace(place, path=f"{place.path}[{index}]", line=line_of(node)), node)
+            for index, node in enumerate(self.node.value)
+        ]
 
-    def wholes(self, least: int, most: int) -> tuple[int, ...]:
-        """A list of distinct numbers."""
+    def wholes(self, most: int) -> tuple[int, ...]:
+        """A list of distinct numbers from 0."""
         numbers: dict[int, None] = {}
         for item in self.items():
-            number = item.whole(least, most)
+            number = item.whole()
+            if not 0 <= number <= most:
+                raise item.error(f"the limits are 0 and {most}", "give a number between them")
             if number in numbers:
                 raise item.error("it is in this list twice", "drop one of the two")
             numbers[number] = None
@@ -191,8 +177,8 @@ class Value:
         found: dict[str, Value] = {}
         for key, node in self.node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != f"{TAG}str":
-                raise self.location.at(key).error("a key must be a text", "put it in quotes")
-            location = self.location.below(key.value, key)
+                raise replace(self.location, line=line_of(key)).error("a key must be a text", "put it in quotes")
+            location = self.location.below(key.value, line_of(key))
             name = Value(location, key).text()
             if name in found:
                 limit = f"the key is there twice, first in line {found[name].location.line}"
@@ -205,14 +191,11 @@ class Value:
         found = self.entries()
         for name, value in found.items():
             if name not in known:
-                raise value.location.error("unknown key", _nearest(name, known))
+                near = get_close_matches(name, known, n=1)
+                way_out = f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+                raise value.location.error("unknown key", way_out)
         # A key without a value is one that is not given.
         return Block(self.location, {name: value for name, value in found.items() if value.kind != "null"})
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +206,7 @@ class Block:
     values: Mapping[str, Value]
 
     def missing(self, name: str, way_out: str) -> SettingError:
-        path = f"{self.location.path}.{name}" if self.location.path else name
-        return replace(self.location, path=path).error("it is missing", way_out)
+        return self.location.below(name, self.location.line).error("it is missing", way_out)
 
     def need(self, name: str, way_out: str) -> Value:
         if name not in self.values:
@@ -235,10 +217,11 @@ class Block:
         """What ``read`` makes of the value of that name; None where there is none."""
         return read(self.values[name]) if name in self.values else None
 
-    def whole(self, name: str, least: int, most: int) -> int | None:
-        return self.get(name, lambda value: value.whole(least, most))
-
-    def child(self, level: str) -> Block:
-        """The block of that name, which is the name of its table of keys; an absent one is empty."""
-        absent = Block(replace(self.location, path=f"{self.location.path}.{level}"), {})
-        return self.get(level, lambda value: value.block(known_keys(level))) or absent
+    def options(self, readers: Mapping[str, Callable[[Value], object]]) -> dict[str, Placed]:
+        """The texts of the options that the keys are, each with its place; None and "" are not given."""
+        found = {name: self.get(name, read) for name, read in readers.items()}
+        return {
+            name.replace("_", "-"): Placed(str(value), str(self.values[name].location))
+            for name, value in found.items()
+            if value not in (None, "")
+        }

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import unittest
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.window import StartMode
 from flodl_tw.core.world import WorkerFields
-from flodl_tw.fdl.cluster import (
-    ClusterFile,
-    JoinBlock,
-    RosterEntry,
-    read_cluster_file,
-)
+from flodl_tw.fdl.cluster import KNOWN_KEYS, ClusterFile, read_cluster_file
 from flodl_tw.fdl.yaml_document import MAX_BYTES, MAX_DEPTH
-from flodl_tw.fdl.yaml_nodes import KNOWN_KEYS
+from flodl_tw.settings import ControllerSettings
 
 SAMPLE = Path(__file__).parent / "cluster" / "fdl.yml"
 TOKEN = "0123456789abcdef0123456789abcdef"
-GPU_A = RosterEntry(
-    host="gpu-a",
-    ranks=(0, 1),
-    local_devices=(0, 1),
-    tunnel=False,
-    fields=WorkerFields("eth0", "/srv/train", "precompiled/cu128", "/data/imagenet", 0.25),
+WHOLE = (
+    {
+        "port": "1337",
+        "min-rank-start": "4",
+        "target-ranks": "6",
+        "join-timeout": "300",
+        "max-join-timeout": "900",
+        "start": "hybrid",
+    },
+    {
+        "gpu-a": WorkerFields("eth0", "/srv/train", "precompiled/cu128", "/data/imagenet", 0.25),
+        "gpu-b": WorkerFields("eth0", "/srv/train", gpu_ram_share=0.5),
+    },
+    (None, False, 0.25),
 )
-GPU_B = RosterEntry(
-    host="gpu-b",
-    ranks=(2, 3),
-    local_devices=None,
-    tunnel=False,
-    fields=WorkerFields("eth0", "/srv/train", gpu_ram_share=0.5),
-)
-WHOLE = ClusterFile(
-    host="head.lab",
-    port=1337,
-    join=JoinBlock(
-        min_rank_start=4,
-        target_ranks=6,
-        join_timeout=300,
-        max_join_timeout=900,
-        start=StartMode.HYBRID,
-        discovery=False,
-    ),
-    token=None,
-    roster={"gpu-a": GPU_A, "gpu-b": GPU_B},
-    loopback=False,
-    gpu_ram_share=0.25,
-)
+
+UNSAID = (None, False, None)
 
 # A file whose line numbers the tables below state: the places in it are replaced one at a time.
 FILE = """\
@@ -86,6 +67,16 @@ cluster:
 BARE = "controller:\n  host: head\n  join:\n    discovery: true\n    min_rank_start: 2\n"
 
 
+def said(file: ClusterFile) -> tuple[object, ...]:
+    """All that a file says, without the places."""
+    return texts(file), file.roster, (file.token, file.open_admission, file.gpu_ram_share)
+
+
+def texts(file: ClusterFile) -> dict[str, str]:
+    """The options that it gives."""
+    return {name: placed.text for name, placed in file.options.items()}
+
+
 def sample() -> dict[str, Any]:
     found = yaml.safe_load(SAMPLE.read_text())
     assert isinstance(found, dict)
@@ -97,15 +88,16 @@ class ClusterFileTestCase(unittest.TestCase):
         self.folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.folder)
 
-    def read(self, content: str | bytes) -> ClusterFile:
+    def read(self, content: str | bytes, start: str | None = None) -> ClusterFile:
         path = self.folder / "fdl.yml"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return read_cluster_file(str(path))
+        return read_cluster_file(str(path), start)
 
     def refused(self, content: str | bytes) -> str:
         """The refusal, without the folder; each is one line that shows no token."""
         with self.assertRaises(SettingError) as caught:
             self.read(content)
+            ControllerSettings.from_options({"cluster": self.folder / "fdl.yml", "port-file": "port"})
         text = str(caught.exception).replace(f"{self.folder}/", "")
         self.assertTrue(text.startswith("--cluster fdl.yml"), text)
         self.assertTrue(text.isprintable(), text)
@@ -118,7 +110,7 @@ class ClusterFileTestCase(unittest.TestCase):
 
 class ReadingTests(ClusterFileTestCase):
     def test_the_sample_is_read_whole(self) -> None:
-        self.assertEqual(read_cluster_file(str(SAMPLE)), WHOLE)
+        self.assertEqual(said(read_cluster_file(str(SAMPLE))), WHOLE)
 
     def test_the_roster_keeps_the_order_of_the_file(self) -> None:
         self.assertEqual(list(read_cluster_file(str(SAMPLE)).roster), ["gpu-a", "gpu-b"])
@@ -137,62 +129,52 @@ class ReadingTests(ClusterFileTestCase):
         }
         for name, text in shapes.items():
             with self.subTest(name):
-                self.assertEqual(self.read(text), WHOLE)
+                self.assertEqual(said(self.read(text)), WHOLE)
 
     def test_other_top_level_keys_of_an_fdl_file_are_ignored(self) -> None:
         for text in ("join: {token: [1]}\n", "publish: 3\n", "ctroller: &x [*x]\n", "commands: {a: b, a: c}\n"):
             with self.subTest(text):
-                self.assertEqual(self.read(text + FILE).host, "head")
+                self.assertIn("a", self.read(text + FILE).roster)
 
     def test_what_is_left_out_gets_its_default(self) -> None:
         read = self.read(
             "controller: {host: h}\nworkers: [{host: a, local_devices: [0], nccl_socket_ifname: '', path: /}]"
         )
         self.assertEqual(
-            read,
-            ClusterFile(
-                host="h",
-                port=1337,
-                join=JoinBlock(min_rank_start=1, target_ranks=1),
-                token=None,
-                roster={"a": RosterEntry("a", (0,), (0,), False, WorkerFields("", "/"))},
-                loopback=False,
-                gpu_ram_share=None,
-            ),
+            said(read),
+            ({"port": "1337", "min-rank-start": "1", "target-ranks": "1"}, {"a": WorkerFields("", "/")}, UNSAID),
         )
 
     def test_a_key_without_a_value_is_one_that_is_not_given(self) -> None:
         emptied = FILE.replace("port: 1400", "port:").replace("tunnel: false", "tunnel: ~").replace("{C: d}", "null")
         read = self.read(emptied.replace("      start: auto\n", ""))
-        self.assertEqual((read.port, read.roster["a"].tunnel), (1337, False))
+        self.assertEqual(texts(read), {"port": "1337", "min-rank-start": "3", "target-ranks": "3"})
 
     def test_every_key_that_is_accepted_and_unused_is_accepted(self) -> None:
-        anchors = {"cluster": "  gpu_ram_share: 0.5\n", "controller": "    port: 1400\n"}
-        anchors |= dict.fromkeys(("worker", "ssh"), "      tunnel: false\n")
-        indents = {"controller": "    {}: x\n", "worker": "      {}: x\n", "ssh": "      ssh: {{{}: x}}\n"}
-        indents["cluster"] = "  {}: x\n"
-        file = FILE.replace("  env: {C: d}\n", "")
-        plain = self.read(file)
-        for level, anchor in anchors.items():
-            for key in KNOWN_KEYS[level][1].split():
-                with self.subTest(level=level, key=key):
-                    line = "      ssh:\n" if key == "ssh" else indents[level].format(key)
-                    self.assertEqual(self.read(file.replace(anchor, anchor + line)), plain)
+        plain = said(self.read(FILE.replace("  env: {C: d}\n", "")))
+        unused = {
+            "  env: {C: d}\n": ("  env: x\n",),
+            "    port: 1400\n": ("    path: x\n", "    docker: x\n", "    arch: x\n", "    data_path: x\n"),
+            "      tunnel: false\n": (
+                *("      docker: x\n", "      env: x\n", "      ssh:\n"),
+                *(f"      ssh: {{{key}: x}}\n" for key in KNOWN_KEYS["ssh"]),
+            ),
+        }
+        for anchor, lines in unused.items():
+            for line in lines:
+                with self.subTest(line):
+                    self.assertEqual(
+                        said(self.read(FILE.replace(anchor, anchor * ("C: d" not in anchor) + line))), plain
+                    )
 
     def test_scalars_are_those_of_yaml_1_2(self) -> None:
-        for text, host in (
-            ("no", "no"),
-            ("on", "on"),
-            ("010", "010"),
-            ("1_000", "1_000"),
-            ("1:30", "1:30"),
-            ("'1'", "1"),
-        ):
+        for text in ("no", "on", "010", "1_000", "1:30", "'1'"):
             with self.subTest(text):
-                self.assertEqual(self.read(FILE.replace("host: head", f"host: {text}")).host, host)
+                read = self.read(FILE.replace("host: a", f"host: {text}"))
+                self.assertIn(text.strip("'"), read.roster)
         for text, port in (("0x50", 80), ("0o17", 15), ("+80", 80)):
             with self.subTest(text):
-                self.assertEqual(self.read(FILE.replace("1400", text)).port, port)
+                self.assertEqual(texts(self.read(FILE.replace("1400", text)))["port"], str(port))
 
     def test_a_share_is_any_number_that_is_not_negative(self) -> None:
         for text, share in (("0", 0.0), ("1", 1.0), ("1.5", 1.5), (".5", 0.5), ("5e-1", 0.5)):
@@ -202,7 +184,7 @@ class ReadingTests(ClusterFileTestCase):
     def test_an_alias_is_what_it_names(self) -> None:
         text = FILE.replace("path: /srv\n      tunnel", "path: &p /data\n      tunnel")
         text = text.replace("path: /srv\n      env", "path: *p\n      env")
-        self.assertEqual([entry.fields.path for entry in self.read(text).roster.values()], ["/data", "/data"])
+        self.assertEqual([fields.path for fields in self.read(text).roster.values()], ["/data", "/data"])
 
     def test_a_token_is_kept_as_bytes_and_never_shown(self) -> None:
         for text in (TOKEN, TOKEN.upper(), f"'{TOKEN}'", "1" * 32, "1" * 15 + "e" + "1" * 16):
@@ -214,35 +196,36 @@ class ReadingTests(ClusterFileTestCase):
 
 
 class WindowTests(ClusterFileTestCase):
-    def join(self, *lines: str, file: str = FILE) -> JoinBlock:
-        return self.read(file.replace("      start: auto\n", "".join(f"      {line}\n" for line in lines))).join
+    def join(self, *lines: str, file: str = FILE, start: str | None = None) -> tuple[str | None, ...]:
+        """Quorum, target and start mode."""
+        text = file.replace("      start: auto\n", "".join(f"      {line}\n" for line in lines))
+        told = texts(self.read(text, start))
+        return told.get("min-rank-start"), told.get("target-ranks"), told.get("start")
 
     def test_quorum_and_target_default_to_the_ranks_of_the_roster(self) -> None:
-        self.assertEqual(self.join(), JoinBlock(3, 3))
-        self.assertEqual(self.join("min_rank_start: 2"), JoinBlock(2, 3))
-        self.assertEqual(self.join("target_ranks: 5"), JoinBlock(3, 5))
-        self.assertEqual(self.join("start: hybrid"), JoinBlock(3, 3, start=StartMode.HYBRID))
+        self.assertEqual(self.join(), ("3", "3", None))
+        self.assertEqual(self.join("min_rank_start: 2"), ("2", "3", None))
+        self.assertEqual(self.join("target_ranks: 5"), ("3", "5", None))
+        self.assertEqual(self.join("start: hybrid"), ("3", "3", "hybrid"))
+        self.assertEqual(self.join("start: manual", start="hybrid"), ("3", "3", "manual"))
 
     def test_manual_mode_has_no_target(self) -> None:
-        self.assertEqual(self.join("start: manual"), JoinBlock(3, None, start=StartMode.MANUAL))
+        self.assertEqual(self.join("start: manual"), ("3", None, "manual"))
+        self.assertEqual(self.join("target_ranks: 5", start="manual"), ("3", None, None))
 
     def test_discovery_states_its_quorum_and_needs_no_worker(self) -> None:
         for workers in ("", "workers: []\n", "workers:\n"):
             with self.subTest(workers):
-                read = self.read(BARE + workers)
-                self.assertEqual(read.join, JoinBlock(2, None, discovery=True))
-                self.assertEqual(read.roster, {})
-        self.assertEqual(self.join("discovery: true", "min_rank_start: 1").target_ranks, None)
+                self.assertEqual(said(self.read(BARE + workers)), ({"port": "1337", "min-rank-start": "2"}, {}, UNSAID))
+        self.assertEqual(self.join("discovery: true", "min_rank_start: 1"), ("1", None, None))
 
-    def test_a_file_without_ranks_has_one_for_each_device_in_order(self) -> None:
+    def test_a_file_without_ranks_has_one_for_each_device(self) -> None:
         text = FILE.replace("      ranks: [0, 1]\n", "").replace("ranks: [2]", "ranks: []")
-        read = self.read(text.replace("devices: all", "devices: [3, 1, 2]"))
-        self.assertEqual([entry.ranks for entry in read.roster.values()], [(0, 1), (2, 3, 4)])
-        self.assertEqual(read.join.min_rank_start, 5)
+        self.assertEqual(self.join(file=text.replace("devices: all", "devices: [3, 1, 2]")), ("5", "5", None))
 
     def test_without_ranks_and_with_all_devices_the_quorum_is_stated(self) -> None:
         text = FILE.replace("      ranks: [0, 1]\n", "").replace("      ranks: [2]\n", "")
-        self.assertEqual(self.join("min_rank_start: 2", file=text), JoinBlock(2, None))
+        self.assertEqual(self.join("min_rank_start: 2", file=text), ("2", None, None))
         refusal = self.refused_join("start: auto", file=text)
         self.assertIn(
             "cluster.controller.join.min_rank_start (line 5): it is missing; with local_devices: all", refusal
@@ -267,8 +250,11 @@ class WindowTests(ClusterFileTestCase):
             "  workers: []\n\n"
             "# commands:\n#   train:\n"
         )
-        join = JoinBlock(1, None, 600, 1200, StartMode.MANUAL, discovery=True, tunnel_only=True)
-        self.assertEqual(read, ClusterFile("127.0.0.1", 1337, join, bytes.fromhex(TOKEN), {}, True, None))
+        window = {"min-rank-start": "1", "start": "manual", "join-timeout": "600", "max-join-timeout": "1200"}
+        self.assertEqual(
+            said(read),
+            ({"port": "1337", "interface": "127.0.0.1", **window}, {}, (bytes.fromhex(TOKEN), False, None)),
+        )
 
     def test_a_tunnelled_cluster_binds_loopback(self) -> None:
         every = FILE.replace("tunnel: false", "tunnel: true").replace("env: {A: b}", "tunnel: true")
@@ -282,68 +268,52 @@ class WindowTests(ClusterFileTestCase):
         )
         for name, text, loopback in table:
             with self.subTest(name):
-                self.assertIs(self.read(text).loopback, loopback)
+                self.assertIs("interface" in self.read(text).options, loopback)
 
-    def test_contradictions_of_the_join_block(self) -> None:
-        walk_in = ("discovery: true", "min_rank_start: 2")
+    def test_contradictions_of_the_window_name_what_gave_each_value(self) -> None:
+        join = "--cluster fdl.yml: cluster.controller.join"
         table: tuple[tuple[tuple[str, ...], str], ...] = (
             (
-                ("open_admission: true", f"token: {TOKEN}"),
-                "open_admission (line 6) is true: token asks for credentialed admission; drop one of the two",
-            ),
-            (
-                ("tunnel_only: true",),
-                "tunnel_only (line 6) is true: it needs discovery: true; set discovery: true, or drop it and set "
-                "tunnel: true for each worker",
-            ),
-            (
                 ("start: manual", "target_ranks: 4"),
-                "target_ranks (line 7) is 4: start: manual leaves the close to the operator; drop it, or use "
-                "start: hybrid, which has both",
+                f"{join}.target_ranks (line 7) 4: --start manual leaves the close to the operator; drop it, or use ",
             ),
             (
                 ("min_rank_start: 3", "target_ranks: 2"),
-                "target_ranks (line 7) is 2: the least is min_rank_start, 3; raise it, or lower min_rank_start",
+                f"{join}.target_ranks (line 7) 2: the least is --min-rank-start, 3; raise it, or lower --min-rank-st",
             ),
-            (
-                ("target_ranks: 2",),
-                "target_ranks (line 6) is 2: the least is min_rank_start, 3, the roster's ranks; raise it, or lower "
-                "min_rank_start",
-            ),
+            (("target_ranks: 2",), f"{join}.target_ranks (line 6) 2: the least is --min-rank-start, 3; raise it"),
             (
                 ("min_rank_start: 4",),
-                "min_rank_start (line 6) is 4: the most is target_ranks, 3, the roster's ranks; lower it, or state "
-                "target_ranks",
+                "--cluster fdl.yml: the roster's ranks 3: the least is --min-rank-start, 4; raise it, or lower ",
             ),
             (
                 ("join_timeout: 20", "max_join_timeout: 10"),
-                "max_join_timeout (line 7) is 10: the least is join_timeout, 20 s; raise it, or lower join_timeout",
+                f"{join}.max_join_timeout (line 7) 10: the least is --join-timeout, 20 s; raise it, or lower --join",
             ),
             (
                 ("max_join_timeout: 299",),
-                "max_join_timeout (line 6) is 299: the least is join_timeout, 300 s; raise it",
+                f"{join}.max_join_timeout (line 6) 299: the least is --join-timeout, 300 s; raise it",
             ),
             (
                 ("discovery: true",),
-                "min_rank_start (line 5): it is missing; with discovery: true the roster can't tell it: give the ranks",
+                f"{join}.min_rank_start (line 5): it is missing; with discovery: true the roster can't tell it: give",
             ),
-            ((*walk_in, "target_ranks: 1"), "target_ranks (line 8) is 1: the least is min_rank_start, 2; raise it"),
         )
         for lines, expected in table:
             with self.subTest(lines):
-                self.assertIn(f"--cluster fdl.yml: cluster.controller.join.{expected}", self.refused_join(*lines))
+                self.assertIn(expected, self.refused_join(*lines))
 
     def test_values_of_the_join_block(self) -> None:
-        counts = "the limits are 1 and 2147483648; give a number between them"
-        seconds = "the limits are 1 and 31622400; give a number between them"
+        counts = "the limits are 1 and 2147483648; give a whole number between them"
+        seconds = "the limits are 1 and 31622400; give a whole number between them"
         table = (
-            ("min_rank_start: 0", f"is 0: {counts}"),
-            ("min_rank_start: true", "is true: it must be a whole number; give one from 1 to 2147483648"),
+            ("min_rank_start: 0", f"'0': {counts}"),
+            ("min_rank_start: true", "is true: it must be a whole number; give one"),
             ("min_rank_start: 1.0", "is 1.0: it must be a whole number"),
             ("target_ranks: '2'", "is '2': it must be a whole number"),
-            ("target_ranks: -1", f"is -1: {counts}"),
-            ("join_timeout: -1", f"is -1: {seconds}"),
-            ("max_join_timeout: 99999999", f"is 99999999: {seconds}"),
+            ("target_ranks: -1", f"'-1': {counts}"),
+            ("join_timeout: -1", f"'-1': {seconds}"),
+            ("max_join_timeout: 99999999", f"'99999999': {seconds}"),
             ("join_timeout: 5s", "is '5s': it must be a whole number"),
             ("join_timeout: 1e2", "is 1e2: it must be a whole number"),
             ("start: operator", "is 'operator': the choices are auto, manual, hybrid; give one of them"),
@@ -368,16 +338,16 @@ class WindowTests(ClusterFileTestCase):
 
 class RefusalTests(ClusterFileTestCase):
     def test_values_of_the_other_levels(self) -> None:
-        ports = "the limits are 1 and 65535; give a number between them"
+        ports = "the limits are 0 and 65535; give a whole number between them"
         text = "it must be a text; write it as a text, in quotes"
-        blank = "it must not be blank; give a text"
+        ranks = (
+            "the ranks of its workers must be 0 to 2, each once, and each worker must have some; number them without"
+        )
         table = (
-            ("port: 1400", "port: 0", f"controller.port (line 4) is 0: {ports}"),
-            ("port: 1400", "port: 70000", f"controller.port (line 4) is 70000: {ports}"),
+            ("port: 1400", "port: 70000", f"controller.port (line 4) '70000': {ports}"),
             ("port: 1400", "port: 1337.0", "controller.port (line 4) is 1337.0: it must be a whole number; give one"),
             ("port: 1400", "port: " + "9" * 5000, "controller.port (line 4) is (not shown): it is no whole number"),
             ("host: head", "host: 7", f"controller.host (line 3) is 7: {text}"),
-            ("host: head", "host: ' '", f"controller.host (line 3) is ' ': {blank}"),
             ("host: head", "path: /", "controller.host (line 2): it is missing; give the name or address that workers"),
             (
                 "host: head",
@@ -394,36 +364,16 @@ class RefusalTests(ClusterFileTestCase):
             (
                 "- host: a",
                 "- host: b",
-                "workers[1].host (line 14) is 'b': cluster.workers[0] (b) has this host, too; give",
+                "workers[1].host (line 14) is 'b': another worker has this host, too; give",
             ),
-            ("- host: a", '- host: "a\\nb"', "workers[0].host (line 8) is 'a\\nb': a host's name is at most 255 bytes"),
-            ("- host: a", "- host: " + "é" * 128, "a host's name is at most 255 bytes"),
             ("[0, 1]\n      local", "0\n      local", "workers[0].ranks (line 9) is 0: it must be a list; write it as"),
             ("ranks: [0, 1]", "ranks: [0, 0]", "workers[0].ranks[1] (line 9) is 0: it is in this list twice; drop one"),
             ("ranks: [0, 1]", "ranks: [0, -1]", "workers[0].ranks[1] (line 9) is -1: the limits are 0 and 2147483648"),
             ("ranks: [0, 1]", "ranks: [0, a]", "workers[0].ranks[1] (line 9) is 'a': it must be a whole number; give"),
-            (
-                "ranks: [2]",
-                "ranks: [1]",
-                "workers[1].ranks[0] (line 15) is 1: cluster.workers[0] (a) has this rank, too; give each rank to one",
-            ),
-            (
-                "ranks: [2]",
-                "ranks: [4]",
-                "workers[1].ranks[0] (line 15) is 4: cluster.workers[1] (b) has it, but the roster's 3 ranks must be "
-                "0..2; rank 2 is missing: number them from 0 without a gap",
-            ),
-            (
-                "ranks: [2]",
-                "ranks: []",
-                "workers[1].ranks (line 15): it has no rank, and other workers have; give ranks",
-            ),
-            ("ranks: [2]", "docker: x", "workers[1].ranks (line 14): it is missing; give ranks to every worker, or to"),
-            (
-                "local_devices: [0, 1]",
-                "local_devices: [0]",
-                "workers[0].local_devices (line 10): it must have as many devices as ranks, 2, and has 1; list one",
-            ),
+            ("ranks: [2]", "ranks: [1]", f"workers (line 7): {ranks}"),
+            ("ranks: [2]", "ranks: [4]", f"workers (line 7): {ranks}"),
+            ("ranks: [2]", "ranks: []", "workers (line 7): the ranks of its workers must be 0 to 1, each once, and"),
+            ("ranks: [2]", "docker: x", "workers (line 7): the ranks of its workers must be 0 to 1, each once, and"),
             (
                 "devices: [0, 1]",
                 "devices: [3, 3]",
@@ -447,13 +397,7 @@ class RefusalTests(ClusterFileTestCase):
                 "devices:",
                 "workers[1].local_devices (line 14): it is missing; list the worker's devices",
             ),
-            (
-                "ifname: eth0\n      path: /srv\n      tunnel",
-                "ifname: ''\n      path: /srv\n      tunnel",
-                "workers[0].nccl_socket_ifname (line 11) is '': flodl needs it when there are several workers; name",
-            ),
             ("path: /srv\n      tunnel", "arch: x\n      tunnel", "workers[0].path (line 8): it is missing; give the"),
-            ("path: /srv\n      tunnel", "path: ''\n      tunnel", f"workers[0].path (line 12) is '': {blank}"),
             ("tunnel: false", "tunnel: no", "workers[0].tunnel (line 13) is 'no': it must be true or false; write one"),
             ("tunnel: false", "arch: [x]", f"workers[0].arch (line 13) is a list: {text}"),
             (
@@ -517,7 +461,7 @@ class RefusalTests(ClusterFileTestCase):
         self.assertIn("fdl.yml: clutser (line 1): unknown key; did you mean cluster?", self.refused("clutser: {}"))
 
     def test_paths_start_at_the_block_where_the_file_is_the_block(self) -> None:
-        self.assertIn("fdl.yml: controller.port (line 6) is 0: ", self.refused(BARE + "  port: 0\n"))
+        self.assertIn("fdl.yml: controller.port (line 6) is a: ", self.refused(BARE + "  port: !!int a\n"))
         self.assertIn("fdl.yml: workers[0] (line 6): it must be a mapping", self.refused(BARE + "workers: [a]\n"))
         self.assertIn("fdl.yml: controller (line 1): it is missing; ", self.refused("workers: []\n"))
 
@@ -583,7 +527,7 @@ class RefusalTests(ClusterFileTestCase):
         lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
         lines += [f"{name}: &{name} [{', '.join([f'*{last}'] * 9)}]" for last, name in pairwise(names)]
         bomb = "\n".join(lines) + "\n"
-        self.assertEqual(self.read(bomb + FILE).host, "head")
+        self.assertEqual(list(self.read(bomb + FILE).roster), ["a", "b"])
         self.assertIn(
             "cluster.workers[0] (line 25): it must be a mapping",
             self.refused(bomb + "cluster: {controller: {host: h}, workers: *z}"),
@@ -610,7 +554,6 @@ class SecretTests(ClusterFileTestCase):
             f"token: @{TOKEN}",
             f"token: {TOKEN}: a",
             f"token: {TOKEN}\n      token: {TOKEN}",
-            f"token: {TOKEN}\n      open_admission: true",
             f"tokn: {TOKEN}",
             f"{TOKEN}: token",
             f"? {TOKEN}\n      : token",
@@ -704,7 +647,7 @@ class ArbitraryTests(unittest.TestCase):
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
             lambda inner: (
                 st.lists(inner, max_size=4)
-                | st.dictionaries(st.sampled_from(" ".join(sum(KNOWN_KEYS.values(), ())).split()), inner, max_size=6)
+                | st.dictionaries(st.sampled_from([*chain(*KNOWN_KEYS.values())]), inner, max_size=6)
             ),
             max_leaves=20,
         )

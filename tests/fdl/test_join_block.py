@@ -37,17 +37,17 @@ ARGS = ["--model", "lenet", "--lr", "1e-4", "--epochs", "3", "--amp", "true", ""
 MODES: tuple[tuple[int, bool], ...] = ((0o600, False), (0o400, False), (0o640, True), (0o604, True), (0o644, True))
 WRONG: tuple[tuple[str, str], ...] = (
     # a line of the block, and what is said of it after the place
-    ("host: ''", " is '': it must not be blank; give a name, or drop it"),
+    ("host: ''", " is '': it must not be blank; give a text, or drop it"),
     ("host: [a]", " is a list: it must be a text; write it as a text, in quotes"),
     ("devices: 0", " is 0: it must be a list of devices, or the word all; write it as [0, 1], or all"),
     ("devices: '0,1'", " is '0,1': it must be a list of devices, or the word all; write it as [0, 1], or all"),
     ("devices: [256]", "[0] (line 4) is 256: the limits are 0 and 255; give a number between them"),
     ("devices: [0, -1]", "[1] (line 4) is -1: the limits are 0 and 255; give a number between them"),
     ("devices: [1, 1]", "[1] (line 4) is 1: it is in this list twice; drop one of the two"),
-    ("devices: [GPU-1]", "[0] (line 4) is 'GPU-1': it must be a whole number; give one from 0 to 255"),
+    ("devices: [GPU-1]", "[0] (line 4) is 'GPU-1': it must be a whole number; give one"),
     ("persist: yes", " is 'yes': it must be true or false; write one of the two without quotes"),
     ("persist: 1", " is 1: it must be true or false; write one of the two without quotes"),
-    ("data_path: ' '", " is ' ': it must not be blank; give a name, or drop it"),
+    ("data_path: ' '", " is ' ': it must not be blank; give a text, or drop it"),
     ("gpu_ram_share: '0.5'", " is '0.5': it must be a number; give a number that is 0 or more, such as 0.5"),
     (
         "gpu_ram_share: -1",
@@ -55,7 +55,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ),
     (
         "gpu_ram_share: .inf",
-        " is .inf: it is no number that can be used; give a number that is 0 or more, such as 0.5",
+        " is .inf: the least is 0, and it must be finite; give a number that is 0 or more, such as 0.5",
     ),
     ("gpu_ram_share: 1025", " '1025': the limits are 0 and 1024; give a number between them"),
     ("gpu_ram_share: 0", " '0': it must be above 0; give a fraction such as 0.5"),
@@ -138,7 +138,7 @@ class TestReading(FileTestCase):
             {
                 "host": "gpu-a",
                 "devices": "0,2",
-                "persist": "1",
+                "persist": "True",
                 "data-path": "/data/imagenet",
                 "gpu-ram-share": "0.5",
             },
