@@ -8,12 +8,11 @@ from typing import Any
 from flodl_tw.cli.status_text import (
     MOST_ERRORS,
     MOST_HOSTS,
-    parse_state,
     state_lines,
     store_lines,
     why_lines,
 )
-from flodl_tw.core.fields import ShapeError
+from flodl_tw.core.fields import Fields, ShapeError
 
 H100 = "NVIDIA H100 (80GB, sm_90)"
 NUL = "\x00"
@@ -45,9 +44,14 @@ def a_state(**fields: Any) -> dict[str, Any]:
     return {**base, **fields}
 
 
+def state_of(value: dict[str, Any]) -> Fields:
+    """What is read of a state."""
+    return Fields(value, "its state's ")
+
+
 def shown(**fields: Any) -> list[str]:
     """The lines of such a state."""
-    return state_lines("ctl:29500", parse_state(a_state(**fields)))
+    return state_lines("ctl:29500", state_of(a_state(**fields)))
 
 
 class StateLinesTests(unittest.TestCase):
@@ -101,7 +105,7 @@ class StateLinesTests(unittest.TestCase):
     def test_a_launcher_that_knows_no_start_is_shown_without(self) -> None:
         state = a_state()
         del state["start_mode"], state["start_armed"]
-        lines = state_lines("ctl:1337", parse_state(state))
+        lines = state_lines("ctl:1337", state_of(state))
         self.assertFalse([line for line in lines if line.startswith("  start")])
 
     def test_keys_that_nobody_knows_are_passed_over(self) -> None:
@@ -172,7 +176,7 @@ class ParseTests(unittest.TestCase):
         )
         for value, text in table:
             with self.subTest(text), self.assertRaises(ShapeError) as caught:
-                parse_state(value)
+                state_lines("ctl:29500", state_of(value))
             self.assertEqual(str(caught.exception), text)
 
 
@@ -266,7 +270,7 @@ class StoreLinesTests(unittest.TestCase):
         for fields, where in (
             ({"workers": -1}, "store.json's store.workers -1: it must be a whole number"),
             ({"waiting": None}, "store.json's store.waiting null: it must be a list"),
-            ({"waiting": [{"key": 1}]}, r"store.json's store.waiting\[0\].key 1: it must be a text"),
+            ({"waiting": [{"clients": 1, "key": 1}]}, r"store.json's store.waiting\[0\].key 1: it must be a text"),
         ):
             with self.subTest(fields=fields), self.assertRaisesRegex(ShapeError, where):
                 self.store(**fields)

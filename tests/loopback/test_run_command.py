@@ -137,8 +137,8 @@ class Operator(AgentTestCase):
         wrong = self.operator(controller, "join", *CHECK, token=TOKEN[::-1])
         right = self.operator(controller, "join", *CHECK, "--token-file", str(token_file))
         argument = self.operator(controller, "start", "--token", TOKEN)
-        self.says(none, 2, "refuses", "give the token with --token-file FILE or FLODL_JOIN_TOKEN")
-        self.says(wrong, 2, "refuses", "compare the token in --token-file")
+        self.says(none, 2, "refuses", "it came without a token", "--token-file FILE or FLODL_JOIN_TOKEN")
+        self.says(wrong, 2, "refuses", "is not this run's", "--token-file FILE or FLODL_JOIN_TOKEN")
         for command in (none, wrong):
             self.assertNotIn("gpu-a", command.err + command.out.decode())
         self.says(right, 0, "would admit this host: rank 2")
