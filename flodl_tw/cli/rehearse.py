@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, FirstError, gatherResults, succeed
 from twisted.internet.defer import TimeoutError as NoAnswerError
@@ -19,12 +19,10 @@ from twisted.internet.task import deferLater
 
 from flodl_tw import sockets
 from flodl_tw.agent.agent import CHECK, REPLY_SECS
-from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
-from flodl_tw.agent.link import LinkEnded
-from flodl_tw.agent.outcome import MAX_REASON_CHARS, SILENT_CLOSES, closed_silently, signal_name
+from flodl_tw.agent.dial import ATTEMPTS, Dialer, DialError
+from flodl_tw.agent.outcome import MAX_REASON_CHARS, signal_name
 from flodl_tw.cli.terminal import Printer, controller_of, make_reactor, run_to_end, say
 from flodl_tw.core.addresses import show_endpoint
-from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import printable, shortened
 from flodl_tw.core.messages import SIGNATURE_BYTES, Hello, Reject
 from flodl_tw.core.phrases import counted
@@ -36,20 +34,19 @@ from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
 
 NAME: Final = "rehearsal"
 """What every host's name begins with, so that nobody takes one for a machine."""
-SPARE_DESCRIPTORS: Final = 64
-"""What this process needs beside a connection a host."""
 AT_ONCE: Final = 64
 """Hosts that dial at the same time: far below the pending connections that a controller takes from one address."""
-LONGEST_WAIT: Final = 1 << 31
-"""Seconds, of all that a controller may name."""
-BAD: Final[Mapping[str, tuple[RefusalCode, dict[str, Any]]]] = {
-    "nccl": (RefusalCode.NCCL_MISMATCH, {"nccl_version": (2, 26, 5)}),
+BAD: Final[Mapping[str, tuple[RefusalCode, Callable[[Hello], Hello]]]] = {
+    "nccl": (RefusalCode.NCCL_MISMATCH, lambda hello: replace(hello, nccl_version=(2, 26, 5))),
     "vendor": (
         RefusalCode.VENDOR_MISMATCH,
-        {"gpus": ("AMD Instinct MI300X (192GB, gfx942)",), "libtorch": "precompiled/rocm6.4"},
+        lambda hello: replace(hello, gpus=("AMD Instinct MI300X (192GB, gfx942)",), libtorch="precompiled/rocm6.4"),
     ),
-    "dataset": (RefusalCode.DATASET_MISMATCH, {"dataset_sig": b"\xba\xdd" * (SIGNATURE_BYTES // 2)}),
-    "duplicate": (RefusalCode.DUPLICATE_HOST, {}),
+    "dataset": (
+        RefusalCode.DATASET_MISMATCH,
+        lambda hello: replace(hello, dataset_sig=b"\xba\xdd" * (SIGNATURE_BYTES // 2)),
+    ),
+    "duplicate": (RefusalCode.DUPLICATE_HOST, lambda hello: hello),
 }
 """The kinds of hosts that a controller is to refuse: with which word, and how their hello differs from a good one's."""
 
@@ -61,8 +58,7 @@ class Player:
     hello: Hello
     bad: str | None = None
     link: SimulatedHost | None = None
-    """Its last connection."""
-    refusal: str | None = None
+    refusal: str = ""
     """The Reject's reason."""
 
     @property
@@ -78,16 +74,7 @@ class Player:
     @property
     def word(self) -> str:
         """The first word of its refusal."""
-        return shortened((self.refusal or "").partition(":")[0], 64)
-
-    def verdict(self) -> tuple[bool, str]:
-        """Whether a bad host fared as it should, and how; one without an answer did no wrong."""
-        due = BAD[self.bad][0].value if self.bad else ""
-        if self.is_in:
-            note = " (a controller with --backend cpu does not look at that)" if self.bad in ("nccl", "vendor") else ""
-            return False, f"{self.name} is in, and was to be refused with {due}{note}"
-        well = self.refusal is None or self.word == due
-        return well, f"{self.name} is refused, {'as it should be' if well else f'and not with {due}'}: {self.refusal}"
+        return shortened(self.refusal.partition(":")[0], 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +98,15 @@ class Plan:
     def bad_hosts(self) -> list[Player]:
         """Those that are to be refused, with a GPU each: one that is let in shall not fill the world by itself."""
         first = self.good_hosts()[0].hello
-        names = [first.host if kind == "duplicate" else f"{NAME}-bad-{kind}" for kind in self.bad]
-        alike = [replace(first, host=name, local_devices=b"\0", gpus=first.gpus[:1]) for name in names]
-        return [Player(replace(hello, **BAD[kind][1]), kind) for hello, kind in zip(alike, self.bad, strict=True)]
+        alike = replace(first, local_devices=b"\0", gpus=first.gpus[:1])
+        names = {kind: first.host if kind == "duplicate" else f"{NAME}-bad-{kind}" for kind in self.bad}
+        return [Player(BAD[kind][1](replace(alike, host=name)), kind) for kind, name in names.items()]
 
 
 def rehearse(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """Join simulated hosts to a controller, train for a while, and tell whether all went as it should."""
     plan = read_plan(options, environ)
+    sockets.raise_descriptor_limit()
     reactor = make_reactor()
     dialer = Dialer(
         reactor,
@@ -141,7 +129,7 @@ def read_plan(options: Mapping[str, object], environ: Mapping[str, str]) -> Plan
     scale, warning = parse_scale(texts.variable(SCALE_VARIABLE))
     if warning is not None:
         say(warning)
-    plan = Plan(
+    return Plan(
         controller,
         hosts=texts.whole("hosts", 1, 4096, 4),
         gpus=texts.whole("gpus", 1, 256, 8),
@@ -150,11 +138,6 @@ def read_plan(options: Mapping[str, object], environ: Mapping[str, str]) -> Plan
         token=given_token(texts)[0],
         scale=scale,
     )
-    most = sockets.raise_descriptor_limit() - SPARE_DESCRIPTORS
-    if plan.hosts + len(plan.bad) > most:
-        why = f"this process may open enough connections for {max(most, 0)}"
-        raise SettingError(texts.source("hosts"), plan.hosts, why, "give fewer, or raise the limit with ulimit -n")
-    return plan
 
 
 def _kinds(texts: OptionReader) -> tuple[str, ...]:
@@ -189,8 +172,9 @@ class Rehearsal:
         self._training: Deferred[None] | None = None
         self._story: Deferred[None] = succeed(None)
         self._leaving: Deferred[list[tuple[bool, None]]] = succeed([])
-        self._broken: str | None = None
-        """Why the story did not go on to its end; the first cause."""
+        self._wrong: list[str] = []
+        self._broken = False
+        """Whether the story does not go on to its end."""
         self._stops = 0
 
     async def run(self) -> int:
@@ -199,17 +183,14 @@ class Rehearsal:
         try:
             await self._story
         except (CancelledError, FirstError, HostEndedError):
-            if self._broken is None:
+            if not self._broken:
                 raise
         await self._leave()
-        wrong = [] if self._broken is None else [self._broken]
-        wrong += refusals(self._good)
-        wrong += [text for well, text in map(Player.verdict, self._bad) if not well]
-        for fault in wrong:
+        for fault in self._wrong:
             self.complain(printable(f"not as it should be: {fault}"))
-        if not wrong:
+        if not self._wrong:
             self.say("all went as it should")
-        return 1 if wrong else 0
+        return 1 if self._wrong else 0
 
     def stop(self, signal_name: str) -> None:
         """End the training early, with clean exits; a second time, end at once."""
@@ -234,11 +215,11 @@ class Rehearsal:
         await self._admit(others[:-1])
         if self._members():
             await self._admit(self._bad)
-            for _, verdict in map(Player.verdict, self._bad):
-                self.say(printable(verdict))
+            for host in self._bad:
+                self._judge(host)
         await self._admit(others[-1:])
         for refused in refusals(self._good):
-            self.say(printable(refused))
+            self._tell(refused, wrong=True)
         joined = sum(host.is_in for host in self._good)
         told = f"all joined: {hosts}" if joined == plan.hosts else f"{joined} of {hosts} joined,"
         self.say(f"{told} with {counted(joined * plan.gpus, 'rank')}")
@@ -251,6 +232,20 @@ class Rehearsal:
     def _members(self) -> list[SimulatedHost]:
         return [host.link for host in (*self._good, *self._bad) if host.link is not None and host.is_in]
 
+    def _tell(self, line: str, *, wrong: bool) -> None:
+        self.say(printable(line))
+        if wrong:
+            self._wrong.append(line)
+
+    def _judge(self, host: Player) -> None:
+        """Tell how a bad host fared."""
+        due = BAD[host.bad or ""][0].value
+        if host.is_in:
+            self._tell(f"{host.name} is in, and was to be refused with {due}", wrong=True)
+        else:
+            how = "as it should be" if host.word == due else f"and not with {due}"
+            self._tell(f"{host.name} is refused, {how}: {host.refusal}", wrong=host.word != due)
+
     async def _admit(self, hosts: Sequence[Player]) -> None:
         """Have these hosts dial, not too many at once, until each has its answer."""
         left = iter(hosts)
@@ -262,31 +257,23 @@ class Rehearsal:
         await gatherResults([Deferred.fromCoroutine(dial_on()) for _ in hosts[:AT_ONCE]], consumeErrors=True)
 
     async def _join(self, host: Player) -> None:
-        """One host's dial, hello and answer; a hello that is closed without a word is sent again, as real hosts do."""
-        plan, limits = self.plan, Limits.at(self.plan.scale)
-        make = partial(SimulatedHost, self.clock, host.hello, token=plan.token, train_secs=None, limits=limits)
-        for attempt in range(SILENT_CLOSES):
-            if attempt:
-                await deferLater(self.clock, PAUSE_SECS)
-            try:
-                host.link = await self.dial(Factory.forProtocol(make))
-                accept = await host.link.when_accepted().addTimeout(self._reply_secs, self.clock)
-            except DialError as error:
-                await self._fail(f"{error}: {CHECK}")
-            except NoAnswerError:
-                await self._fail(f"{self._endpoint} said nothing in time, though it holds the connection")
-            except HostEndedError as why:
-                if isinstance(why.event, Reject):
-                    host.refusal = shortened(why.event.reason, MAX_REASON_CHARS)
-                    return
-                if not isinstance(why.event, LinkEnded) or why.event.fault:
-                    await self._fail(str(why))
-            else:
-                host.link.when_ended().addCallback(self._break_off)
-                wait = min(accept.formation_wait_secs, LONGEST_WAIT)
-                self._world_due = max(self._world_due, self.clock.seconds() + wait)
-                return
-        await self._fail(closed_silently(self._endpoint, has_token=plan.token is not None).text)
+        """One host's dial, hello and answer."""
+        token, limits = self.plan.token, Limits.at(self.plan.scale)
+        make = partial(SimulatedHost, self.clock, host.hello, token=token, train_secs=None, limits=limits)
+        try:
+            host.link = await self.dial(Factory.forProtocol(make))
+            accept = await host.link.when_accepted().addTimeout(self._reply_secs, self.clock)
+        except DialError as error:
+            await self._fail(f"{error}: {CHECK}")
+        except NoAnswerError:
+            await self._fail(f"{self._endpoint} said nothing in time, though it holds the connection")
+        except HostEndedError as why:
+            if not isinstance(why.event, Reject):
+                await self._fail(str(why))
+            host.refusal = shortened(why.event.reason, MAX_REASON_CHARS)
+        else:
+            host.link.when_ended().addCallback(self._break_off)
+            self._world_due = max(self._world_due, self.clock.seconds() + accept.formation_wait_secs)
 
     async def _form(self) -> None:
         """Until the last host has its world, at most as long as real hosts wait for it."""
@@ -310,8 +297,6 @@ class Rehearsal:
     async def _part(self) -> None:
         """Every rank ends with 0, and every connection with its last rank."""
         for link in self._members():
-            if self._broken is not None:
-                return
             link.finish()
             # Thousands of hosts take long enough for a signal to come in between.
             await deferLater(self.clock, 0)
@@ -327,9 +312,10 @@ class Rehearsal:
             await self._leaving
 
     def _break_off(self, why: object) -> None:
-        """End the story, unless it is the end of a host that is as it should be."""
-        if why is not None:
-            self._broken = self._broken or str(why)
+        """End the story, unless it is the end of a host that is as it should be; the first cause is told."""
+        if why is not None and not self._broken:
+            self._broken = True
+            self._wrong.append(str(why))
             # The story may be what called us, so it is ended in the next turn.
             self.clock.callLater(0, self._end_story)
 
@@ -347,11 +333,9 @@ def refusals(hosts: Sequence[Player]) -> list[str]:
     """Those of the hosts that were refused: a line for each first word, since thousands may be refused alike."""
     alike: dict[str, list[Player]] = {}
     for host in hosts:
-        if host.refusal is not None:
+        if host.refusal:
             alike.setdefault(host.word, []).append(host)
-    return [f"{_named(refused)} refused: {refused[0].refusal}" for refused in alike.values()]
-
-
-def _named(hosts: Sequence[Player]) -> str:
-    names = ", ".join(host.name for host in hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
-    return f"{names} is" if len(hosts) == 1 else f"{len(hosts)} hosts ({names}) are"
+    return [
+        f"{counted(len(refused), 'host')} refused, {refused[0].name} first: {refused[0].refusal}"
+        for refused in alike.values()
+    ]
