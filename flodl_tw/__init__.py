@@ -14,7 +14,7 @@ web/             the status channel: state.json, the page, the operator's action
 fdl/             flodl's own files and orders
 agent/           the worker's side: dial, join, the host's ranks, their end
 cli/             the ``flodl-tw`` command
-testing.py       fakes for tests and demos: hosts, links, a controller on a clock
+testing/         fakes for tests and demos: hosts, links, a controller on a clock
 """
 
 from __future__ import annotations

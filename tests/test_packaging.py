@@ -64,7 +64,7 @@ class Wheel(unittest.TestCase):
 
     def test_its_packages_are_those_of_the_layout(self) -> None:
         folders = {str(PurePath(name).parent) for name in self.files if name.startswith("flodl_tw/")}
-        parts = ("agent", "channels", "cli", "core", "core/store", "fdl", "web")
+        parts = ("agent", "channels", "cli", "core", "core/store", "fdl", "testing", "web")
         self.assertEqual(folders, {"flodl_tw", *(f"flodl_tw/{part}" for part in parts)})
 
     def test_it_does_not_take_twisteds_package_over(self) -> None:

@@ -154,7 +154,6 @@ class TestEnds(HostTestCase):
         table: tuple[tuple[tuple[JoinMessage, ...], str], ...] = (
             ((world, accept), "the controller sent gpu-a WorldFormed before it was accepted, which is out of its turn"),
             ((accept, HELLO), "the controller sent gpu-a Hello before the world had formed, which is out of its turn"),
-            ((Accept((7,), None, 600),), "the controller gave gpu-a 1 ranks for 2 devices"),
             (
                 (accept, world),
                 "the controller's world cannot be used: the envelope's world_size is missing: "

@@ -4,15 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from flodl_tw.core.messages import Abort, RendezvousHello, Role, RoleGiven, Uid
+from flodl_tw.core.messages import (
+    Abort,
+    RendezvousHello,
+    RendezvousMessage,
+    Role,
+    RoleGiven,
+    Uid,
+    decode_rendezvous,
+    encode_rendezvous,
+)
 from flodl_tw.core.run_settings import AfterRun, OnLoss
-from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameKind, encode_frame
-from flodl_tw.testing import ClockedController, FakeDial, RankClient
+from flodl_tw.core.wire import RENDEZVOUS_MAGIC, FrameKind, FrameReader, encode_frame
+from flodl_tw.testing import ClockedController, FakeDial
 from tests.pumped import PumpedTestCase, window
 
 UID = Uid(bytes(range(128)))
 TOKEN = bytes(range(16))
 OWNERS = {0: "a", 1: "a", 2: "b"}
+
+
+class RankClient:
+    """A rank's side of the rendezvous: messages to bytes and back, with no I/O.  ``salt`` is its envelope's."""
+
+    def __init__(self, salt: bytes, version: int = 4) -> None:
+        self.salt = salt
+        self.version = version
+        self._reader = FrameReader()
+
+    def hello(self, rank: int, host: str, dataset_sig: bytes = bytes(32)) -> bytes:
+        """The first bytes of a dial: the channel's magic and the Hello."""
+        return RENDEZVOUS_MAGIC + self.frame(RendezvousHello(dataset_sig, rank, host))
+
+    def frame(self, message: RendezvousMessage) -> bytes:
+        """Any message as a frame."""
+        return encode_rendezvous(self.salt, self.version, message)
+
+    def feed(self, data: bytes) -> list[RendezvousMessage]:
+        """The messages that ``data`` completes; each must verify."""
+        self._reader.feed(data)
+        messages = []
+        while (frame := self._reader.next_frame()) is not None:
+            if frame.version != self.version or not frame.verifies(self.salt):
+                raise AssertionError(f"a frame does not verify, or is not in version {self.version}")
+            messages.append(decode_rendezvous(frame.payload))
+        return messages
 
 
 class Rank:

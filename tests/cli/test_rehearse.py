@@ -282,7 +282,6 @@ class TestItGoesWrong(RehearsalTestCase):
         no_world = WorldFormed("7b7d", None)
         table: tuple[tuple[tuple[JoinMessage, ...], str], ...] = (
             ((Abort("no"),), "the run was aborted: no"),
-            ((Accept((0,), None, 600),), "the controller gave rehearsal-01 1 ranks for 2 devices"),
             ((accept, no_world), "the controller's world cannot be used: "),
             ((accept, accept), "what rehearsal-01 dialed does not answer as a controller does: closed by us, for "),
             (
