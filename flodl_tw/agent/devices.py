@@ -17,15 +17,13 @@ from typing import Final
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
 from flodl_tw.core.log_text import MAX_TEXT_BYTES, shown
+from flodl_tw.core.phrases import spans
 
-MAX_NUMBER: Final = 255
-"""The hello has one byte a device."""
 HIDES_ALL: Final = "-1"
 """A mask that leaves no GPU visible, to CUDA and HIP alike."""
 CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
-MAX_ENTRIES: Final = 1024
 _MASKS: Final = (CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE)
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -146,9 +144,9 @@ class View:
 
     def selected(self, selection: Selection, entries: Sequence[str]) -> list[Visible]:
         """The visible GPUs that entries of a selection name."""
-        if len(entries) > MAX_ENTRIES:
-            limit = f"it has {len(entries)} entries, the limit is {MAX_ENTRIES}"
-            raise selection.wrong(limit, "name the GPUs of one host")
+        if len(entries) > MAX_DEVICES:
+            limit = f"it has {len(entries)} entries, the limit a host is {MAX_DEVICES}"
+            raise selection.wrong(limit, "name fewer")
         found: list[Visible] = []
         for entry in entries:
             one = self._one(selection, entry)
@@ -165,7 +163,7 @@ class View:
             raise selection.wrong(limit, "name each GPU in one of these ways")
         if int(entry) not in self.gpus:
             those = f"the positions in {self.masks[-1]}" if self.masks else "the GPUs of this host"
-            raise selection.wrong(f"{entry} is none of {_span(self.gpus)}, {those}", "name GPUs that there are")
+            raise selection.wrong(f"{entry} is none of {spans(sorted(self.gpus))}, {those}", "name GPUs that there are")
         return self.gpus[int(entry)]
 
     def _named(self, selection: Selection, name: str) -> Visible:
@@ -209,7 +207,6 @@ def choose(
         why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
     chosen = list(view.gpus.values()) if asked.text == "all" else view.selected(asked, asked.entries)
-    _check_limits(asked, chosen)
     libtorch, notes = _libtorch(chosen[0].gpu, inventory)
     return Choice(_numbered(chosen, view), libtorch, (*inventory.notes, *view.notes, *notes))
 
@@ -244,15 +241,6 @@ def _view(inventory: Inventory, environ: Mapping[str, str]) -> View:
     return view
 
 
-def _check_limits(asked: Selection, chosen: Sequence[Visible]) -> None:
-    if len(chosen) > MAX_DEVICES:
-        raise asked.wrong(f"these are {len(chosen)} devices, the limit a host is {MAX_DEVICES}", "offer fewer")
-    highest = max((one.index for one in chosen if one.index is not None), default=0)
-    if highest > MAX_NUMBER:
-        limit = f"it has the GPU of index {highest}, the limit is {MAX_NUMBER}"
-        raise asked.wrong(limit, "name GPUs of lower indexes")
-
-
 def _numbered(chosen: Sequence[Visible], view: View) -> tuple[Device, ...]:
     """The devices: a number's is its physical index, a name's its position, or the lowest that is free."""
     taken = {one.index for one in chosen}
@@ -262,7 +250,7 @@ def _numbered(chosen: Sequence[Visible], view: View) -> tuple[Device, ...]:
         if number is None:
             label, number = _opaque_label(one, view.inventory), view.place(one)
             number = place if number is None else number
-            if number in taken or number > MAX_NUMBER:
+            if number in taken:
                 number = next(free for free in range(MAX_DEVICES) if free not in taken)
             taken.add(number)
         devices.append(Device(number, one.text, label))
@@ -285,10 +273,3 @@ def _libtorch(first: Gpu | None, inventory: Inventory) -> tuple[str, tuple[str, 
         return arch or "cpu", ()
     note = f"nothing tells the architecture of these {inventory.vendor} GPUs, so this host's libtorch goes as cpu, "
     return "cpu", (f"{note}and its vendor is not compared: --libtorch says it",)
-
-
-def _span(numbers: Mapping[int, Visible]) -> str:
-    low, high = min(numbers), max(numbers)
-    if high - low + 1 != len(numbers):
-        return shown(", ".join(map(str, sorted(numbers))))
-    return f"{low} to {high}" if high > low else str(low)

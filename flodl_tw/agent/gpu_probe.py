@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from flodl_tw.agent.devices import Gpu, Inventory
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
@@ -41,14 +41,12 @@ _HEX_ID = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class Tool:
-    """One run of a tool, under way; its pipes hold what it prints, and one that prints more than they hold hangs."""
+    """One run of a tool, under way; its pipe holds what it prints, and one that prints more than it holds hangs."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = words[0]
         self.error: str | None = None
         """Why there is no answer, or what was wrong besides; None as well where there is no such tool."""
-        self.status: int | None = None
-        """How it ended."""
         self._process: subprocess.Popen[bytes] | None = None
         found = shutil.which(self.name, path=environ.get("PATH", os.defpath))
         if found is not None:
@@ -57,7 +55,7 @@ class Tool:
                     [found, *words[1:]],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                     pipesize=PIPE_BYTES,
                     env={name: text for name, text in environ.items() if not name.startswith(OUR_PREFIX)},
                     start_new_session=True,
@@ -70,20 +68,22 @@ class Tool:
         if self._process is None:
             return ""
         try:
-            self.status = self._process.wait(max(0.0, deadline - time.monotonic()))
-            text, complaint = map(_held, _pipes(self._process))
+            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+            assert self._process.stdout is not None
+            # A child of the tool may still have the other end open.
+            os.set_blocking(self._process.stdout.fileno(), False)
+            text = (self._process.stdout.read() or b"").decode("utf-8", "replace").strip()
         except subprocess.TimeoutExpired:
             self.error = f"{self.name} did not answer in time, or with more than {PIPE_BYTES} bytes"
             return ""
         finally:
             self.end()
-        lines = [line for line in f"{complaint}\n{text}".splitlines() if line.strip()]
-        said = f": {clean(lines[0])}" if lines else ""
-        if self.status:
-            how = f"status {self.status}" if self.status > 0 else f"signal {-self.status}"
+        if status not in (0, INFOROM_STATUS):
+            said = f": {clean(text.splitlines()[0])}" if text else ""
+            how = f"status {status}" if status > 0 else f"signal {-status}"
             self.error = f"{self.name} failed with {how}{said}"
-        elif not text.strip():
-            self.error = f"{self.name} says nothing{said}"
+        elif not text:
+            self.error = f"{self.name} says nothing"
         return text
 
     def end(self) -> None:
@@ -95,18 +95,8 @@ class Tool:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECS)
-        for pipe in _pipes(self._process):
-            pipe.close()
-
-
-def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
-    return [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
-
-
-def _held(pipe: IO[bytes]) -> str:
-    """What a pipe holds now; a child of the tool may still have its other end open."""
-    os.set_blocking(pipe.fileno(), False)
-    return (pipe.read() or b"").decode("utf-8", "replace")
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 class Probe:
@@ -144,17 +134,17 @@ class Probe:
         if tool.error is not None and "compute_cap" in tool.error + text:
             tool = Tool(OLD_NVIDIA, self._environ)
             text = tool.answer(deadline)
-        if tool.error is not None and tool.status != INFOROM_STATUS:
+        if tool.error is not None:
             return [], tool.error
         other = [line for line in text.split("\n") if line.strip() and _nvidia_gpu(line) is None]
-        return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else tool.error
+        return parse_nvidia(text), f"nvidia-smi says {clean(other[0])!r}" if other else None
 
     def _ask_amd(self, deadline: float) -> tuple[list[Gpu], str | None]:
         # It fails where one card does not tell one thing, and has told the rest.
         text = self._amd.answer(deadline)
         gpus = parse_amd(text)
-        unread = "rocm-smi lists no GPU that can be read" if text else None
-        return gpus, None if gpus else self._amd.error or unread
+        said = self._amd.error or (f"rocm-smi says {clean(text.splitlines()[0])!r}" if text else None)
+        return gpus, None if gpus else said
 
 
 def clean(text: str) -> str:
@@ -198,7 +188,7 @@ def _nvidia_gpu(line: str) -> Gpu | None:
         return None
     index, uuid, name, memory, capability = [*cells, ""][:5]
     # In place of a value there may be a reason in brackets: [N/A], [Unknown Error], [GPU is lost].
-    if not re.fullmatch(r"[0-9]{1,4}", index) or not name or name.startswith("["):
+    if not re.fullmatch(r"[0-9]{1,2}", index) or not name or name.startswith("["):
         return None
     found = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", capability)
     digits = "".join(found.groups()) if found else ""
@@ -215,7 +205,7 @@ def parse_amd(text: str) -> list[Gpu]:
         return []
     found = {}
     for card, facts in cards.items() if isinstance(cards, dict) else ():
-        number = re.fullmatch(r"card([0-9]{1,4})", card)
+        number = re.fullmatch(r"card([0-9]{1,2})", card)
         if number is not None and isinstance(facts, dict):
             # The keys have changed their case over the years.
             found[int(number[1])] = {key.lower(): str(value).strip() for key, value in facts.items()}
