@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import RefusalCode, short_id
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _NVIDIA = re.compile(r"(cu|sm)[0-9]")
 _AMD = re.compile(r"(rocm|gfx)[0-9]")
 
@@ -35,17 +35,16 @@ def gpu_vendor(libtorch: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact(Generic[T]):
+class Fact(Generic[T_co]):
     """Something that all members must agree on.
 
     ``stated`` gives an offer's value, or None where it states none, which
-    gates nothing.  ``shown`` is the value for a reason; ``advice`` the way out.
+    gates nothing.  ``advice`` is the way out of a difference.
     """
 
     name: str
     code: RefusalCode
-    stated: Callable[[Offer], T | None]
-    shown: Callable[[T], str]
+    stated: Callable[[Offer], T_co | None]
     advice: str
     nccl_only: bool = False
 
@@ -55,29 +54,34 @@ def _major_minor(offer: Offer) -> tuple[int, int] | None:
     return None if nccl is None else nccl[:2]
 
 
-def _signature(value: bytes) -> str:
-    return short_id(value.hex())
+def fact_text(value: object) -> str:
+    """A fact's value for a reason: a signature and an id cut short, a version with its dots."""
+    match value:
+        case bytes():
+            return short_id(value.hex())
+        case str():
+            return repr(short_id(value))
+        case tuple():
+            return ".".join(map(str, value))
+    return str(value)
 
 
 VERSION_FACT = Fact(
     "protocol version",
     RefusalCode.VERSION_MISMATCH,
     lambda offer: offer.version,
-    str,
     "ranks of different flodl releases cannot train together: install one release on every host",
 )
 DATASET_FACT = Fact(
     "dataset signature",
     RefusalCode.DATASET_MISMATCH,
     lambda offer: offer.hello.dataset_sig,
-    _signature,
     "the data must be sharded the same everywhere: rebuild or fetch it again on the host that differs",
 )
 VENDOR_FACT = Fact(
     "GPU vendor",
     RefusalCode.VENDOR_MISMATCH,
     lambda offer: gpu_vendor(offer.hello.libtorch),
-    str,
     "NCCL and RCCL cannot form one communicator: use hosts of one vendor, or --backend cpu",
     nccl_only=True,
 )
@@ -85,14 +89,12 @@ RUN_FACT = Fact(
     "run id",
     RefusalCode.RUN_MISMATCH,
     lambda offer: offer.hello.run_id,
-    lambda value: repr(short_id(value)),
     "a publish landed between their fetches: fetch the run again on the host that is behind",
 )
 NCCL_FACT = Fact(
     "NCCL version",
     RefusalCode.NCCL_MISMATCH,
     _major_minor,
-    lambda value: f"{value[0]}.{value[1]}",
     "NCCL does not connect across minor versions: install one libtorch variant everywhere",
     nccl_only=True,
 )
@@ -100,7 +102,6 @@ MODEL_FACT = Fact(
     "model signature",
     RefusalCode.MODEL_MISMATCH,
     lambda offer: offer.hello.model_sig,
-    _signature,
     "parameters differ in name, shape or type: rebuild the program from one source tree everywhere",
 )
-FACTS: Final[tuple[Fact[Any], ...]] = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)
+FACTS: Final[tuple[Fact[object], ...]] = (VERSION_FACT, DATASET_FACT, VENDOR_FACT, RUN_FACT, NCCL_FACT, MODEL_FACT)

@@ -10,19 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
-from flodl_tw.core.facts import (
-    DATASET_FACT,
-    FACTS,
-    MODEL_FACT,
-    NCCL_FACT,
-    RUN_FACT,
-    VENDOR_FACT,
-    VERSION_FACT,
-    Fact,
-    Offer,
-)
+from flodl_tw.core.facts import DATASET_FACT, FACTS, MODEL_FACT, VERSION_FACT, Fact, Offer, fact_text
 from flodl_tw.core.log_text import MAX_TEXT_BYTES, quoted, too_long
 from flodl_tw.core.messages import VERSIONS
 from flodl_tw.core.refusals import Refusal, RefusalCode
@@ -164,7 +154,7 @@ class Ledger:
         expectation = self._expected.get(fact.name)
         return None if expectation is None else cast(T, expectation.value)
 
-    def setter(self, fact: Fact[Any]) -> Member | None:
+    def setter(self, fact: Fact[object]) -> Member | None:
         """The member that set what is expected; None where it was the operator, or nobody.
 
         Where the first one left, the eldest of those that stated the same takes its place.
@@ -262,7 +252,7 @@ def check_duplicate(ledger: Ledger, offer: Offer, now: float) -> str | None:
     )
 
 
-def agreement(fact: Fact[Any]) -> tuple[RefusalCode, Check]:
+def agreement(fact: Fact[object]) -> tuple[RefusalCode, Check]:
     """The check that an offer states what the members stated of ``fact``, or nothing."""
 
     def check(ledger: Ledger, offer: Offer, now: float) -> str | None:
@@ -275,8 +265,8 @@ def agreement(fact: Fact[Any]) -> tuple[RefusalCode, Check]:
             source = f"{quoted(setter.host)} (the first to state it)"
             blame = f"; if {quoted(setter.host)} is the one that is wrong, end its agent and dial again"
         return (
-            f"{quoted(offer.hello.host)} has {fact.name} {fact.shown(offered)}, this run has "
-            f"{fact.shown(expected)}, set by {source}: {fact.advice}{blame}"
+            f"{quoted(offer.hello.host)} has {fact.name} {fact_text(offered)}, this run has "
+            f"{fact_text(expected)}, set by {source}: {fact.advice}{blame}"
         )
 
     return fact.code, check
@@ -290,10 +280,6 @@ CHECKS: Final[tuple[tuple[RefusalCode, Check], ...]] = (
     (RefusalCode.REPEATED_DEVICE, check_repeated_device),
     agreement(VERSION_FACT),
     (RefusalCode.DUPLICATE_HOST, check_duplicate),
-    agreement(DATASET_FACT),
-    agreement(VENDOR_FACT),
-    agreement(RUN_FACT),
-    agreement(NCCL_FACT),
-    agreement(MODEL_FACT),
+    *(agreement(fact) for fact in FACTS if fact is not VERSION_FACT),
 )
 """The admission order: the first that fails is the reason."""

@@ -122,7 +122,7 @@ class TestItGoesWell(RehearsalTestCase):
     def test_each_kind_of_bad_host_is_refused_with_its_word(self) -> None:
         table = (
             ("nccl", "rehearsal-bad-nccl", "nccl-mismatch", "has NCCL version 2.26, this run has 2.27"),
-            ("vendor", "rehearsal-bad-vendor", "vendor-mismatch", "has GPU vendor AMD, this run has NVIDIA"),
+            ("vendor", "rehearsal-bad-vendor", "vendor-mismatch", "has GPU vendor 'AMD', this run has 'NVIDIA'"),
             ("dataset", "rehearsal-bad-dataset", "dataset-mismatch", "baddbadd…, this run has 00000000…"),
             ("duplicate", "a second rehearsal-01", "duplicate-host", "'rehearsal-01' is in already"),
         )

@@ -110,7 +110,7 @@ ADMISSION: tuple[tuple[str, dict[str, Any], RefusalCode, tuple[str, ...]], ...] 
         "another vendor",
         {"libtorch": "builds/gfx1100"},
         RefusalCode.VENDOR_MISMATCH,
-        ("'gpu-b' has GPU vendor AMD", "this run has NVIDIA", "'gpu-a'", "hosts of one vendor, or --backend cpu"),
+        ("'gpu-b' has GPU vendor 'AMD'", "this run has 'NVIDIA'", "'gpu-a'", "hosts of one vendor, or --backend cpu"),
     ),
     (
         "another run",
