@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from flodl_tw.core.fields import compact
@@ -28,7 +28,8 @@ class WorkerFields:
 
     def as_json(self) -> dict[str, object]:
         """The keys of the envelope's ``worker`` that the operator gives."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        # asdict() copies each value, which takes a tenth of a join.
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
