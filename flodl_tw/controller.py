@@ -51,7 +51,6 @@ class Controller:
 
     @property
     def credentialed(self) -> bool:
-        """Whether a host needs the token to join."""
         return self.token is not None
 
     def when_formed(self) -> Deferred[World]:

@@ -61,7 +61,6 @@ class ThreadResolver:
         return found
 
     def _ask(self, host: str) -> None:
-        """Runs in the thread."""
         answer: list[str] | OSError
         try:
             entries = self._getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -109,7 +109,6 @@ class Run:
 
     @property
     def phase(self) -> Phase:
-        """Where the run stands."""
         return self._closed_phase or self.window.phase
 
     @property
@@ -137,7 +136,6 @@ class Run:
         return views.state_json(head, self._members_json.text())
 
     def why(self) -> dict[str, object]:
-        """The body of ``run.json``."""
         return views.run_json(self.phase, self.failure, self.exits)
 
     def refusal(self, offer: Offer) -> Refusal | None:

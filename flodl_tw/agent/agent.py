@@ -90,7 +90,6 @@ class Agent:
         self._ran_secs = 0.0
 
     def say(self, line: str) -> None:
-        """A line of ours for people."""
         text = printable(f"{self._settings.host}: {line}")
         self._sink.write(ERR, f"flodl-tw: {text}\n".encode("utf-8", "backslashreplace"))
 
@@ -123,12 +122,10 @@ class Agent:
             self._interrupt()
 
     def pause(self) -> None:
-        """Read no more of the ranks' output for now."""
         if self._host is not None:
             self._host.children.pause()
 
     def resume(self) -> None:
-        """Read on."""
         if self._host is not None:
             self._host.children.resume()
 

@@ -104,14 +104,12 @@ class Selection:
 
     @property
     def entries(self) -> list[str]:
-        """What it lists."""
         return [entry.strip() for entry in self.text.split(",")]
 
     def __str__(self) -> str:
         return f"{self.where}={shown(self.text)}"
 
     def wrong(self, limit: str, way_out: str) -> SettingError:
-        """What to raise where it cannot be had."""
         return SettingError(self.where, shown(self.text), limit, way_out)
 
 
@@ -133,7 +131,6 @@ class View:
         return next((number for number, other in self.gpus.items() if one.is_same(other)), None)
 
     def behind(self, mask: Selection) -> View:
-        """What a mask leaves of it."""
         entries, notes = mask.entries, self.notes
         hidden = next((place for place, entry in enumerate(entries) if _HIDES.fullmatch(entry)), None)
         if hidden is not None:
@@ -212,7 +209,6 @@ def choose(
 
 
 def without_gpus(count: int) -> Choice:
-    """``count`` ranks that see no GPU."""
     if not 1 <= count <= MAX_DEVICES:
         raise SettingError("--nproc", count, f"the limits are 1 and {MAX_DEVICES}", "give a number between them")
     return Choice(tuple(Device(number, HIDES_ALL, "") for number in range(count)), "cpu")

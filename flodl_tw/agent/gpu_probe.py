@@ -108,7 +108,6 @@ class Probe:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the tools that still run."""
         atexit.unregister(self.close)
         self._nvidia.end()
         self._amd.end()

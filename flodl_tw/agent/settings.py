@@ -56,7 +56,6 @@ class AgentSettings:
 
     @property
     def endpoint(self) -> str:
-        """The controller, for people."""
         return show_endpoint(*self.controller)
 
     def hello(self, devices: tuple[Device, ...], libtorch: str) -> Hello:

@@ -62,7 +62,6 @@ class ForwardFactory:
         self._reset_since = 0
 
     def buildProtocol(self, peeker: Peeker) -> DialerLeg:
-        """A dial to forward."""
         return DialerLeg(self, peeker)
 
     def connect(self, leg: BackendLeg) -> Deferred[interfaces.IProtocol]:
@@ -76,7 +75,6 @@ class ForwardFactory:
         return self._backend.connect(factory).addTimeout(self.front.limits.connect, self.front.clock, _timed_out)
 
     def unreachable(self, failure: Failure) -> None:
-        """A dial could not be forwarded."""
         now = self.front.clock.seconds()
         self._reset_since += 1
         if now < self._quiet_until:

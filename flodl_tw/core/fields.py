@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn, TypeGuard, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
 from flodl_tw.core.log_text import shown
 
@@ -54,7 +54,6 @@ def decode_object(data: bytes | str, what: str) -> dict[str, object]:
 
 
 def decode_hex_object(text: str, what: str) -> dict[str, object]:
-    """The object whose JSON is given as hex."""
     try:
         data = binascii.unhexlify(text)
     except ValueError:
@@ -72,12 +71,8 @@ def _whole(digits: str) -> int:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("a number is larger than any that can be used")
+        raise ValueError("a number is NaN, or larger than any that can be used")
     return number
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -97,7 +92,7 @@ def _is_deeper(value: object, depth: int) -> bool:
 
 
 _DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+    object_pairs_hook=_once, parse_int=_whole, parse_float=_finite, parse_constant=_finite
 )
 
 
@@ -137,7 +132,6 @@ class Fields:
                 raise ShapeError(f"the key {key!r} is missing: these must be there: {', '.join(required)}")
 
     def wrong(self, key: str, limit: str) -> ShapeError:
-        """The error that the value of ``key`` is, which must be ``limit``."""
         said = ""
         if key not in self:
             said = " is missing: it"
@@ -150,21 +144,18 @@ class Fields:
         return None if self.values.get(key) is None else read(key)
 
     def text(self, key: str) -> str:
-        """A text that has UTF-8."""
         value = self.values.get(key)
         if not _is_text(value):
             raise self.wrong(key, f"a text, {_UTF8}")
         return value
 
     def whole(self, key: str, least: int = 0, most: int = MAX_COUNT) -> int:
-        """A whole number in the range."""
         value = self.values.get(key)
         if not _is_whole(value, least, most):
             raise self.wrong(key, f"a whole number from {least} to {most}")
         return value
 
     def number(self, key: str) -> int | float:
-        """Any number."""
         value = self.values.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, "a number")
@@ -185,7 +176,6 @@ class Fields:
         return bytes.fromhex(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts."""
         return tuple(self._items(key, _is_text, f"texts, {_UTF8}"))
 
     def wholes(self, key: str, least: int = 0, most: int = MAX_COUNT, count: int | None = None) -> tuple[int, ...]:
@@ -201,11 +191,9 @@ class Fields:
         return found
 
     def child(self, key: str) -> Fields:
-        """The fields of an object."""
         return self._inner(key, self.values.get(key), f"{self.prefix}{key}")
 
     def children(self, key: str) -> list[Fields]:
-        """The fields of each object of a list."""
         items = self._list(key, "a list of objects")
         return [self._inner(key, item, f"{self.prefix}{key}[{place}]") for place, item in enumerate(items)]
 

@@ -13,7 +13,6 @@ from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.window import (
     Failed,
     Formed,
-    Open,
     Phase,
     Standing,
     Verdict,
@@ -39,28 +38,24 @@ class JoinWindow:
         self._opened = seconds()
 
     def open(self) -> None:
-        """Its time begins."""
         self._opened = self._seconds()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it opened."""
         return self._seconds() - self._opened
 
     @property
     def phase(self) -> Phase:
-        """Where the run stands while this is open."""
         return open_phase(self.settings, self._standing())
 
     def verdict(self) -> Verdict:
-        """What is to become of it, now."""
         return verdict(self.settings, self._standing())
 
     def refusal(self, offer: Offer) -> Refusal | None:
         """Why the offer would be refused now, or None.  Changes nothing."""
         standing = self._standing()
         due = verdict(self.settings, standing)
-        if isinstance(due, Open):
+        if due is None:
             return self.ledger.refusal(offer, standing.elapsed)
         # What closes the window may have happened in this very turn, whose end takes the verdict.
         return closed(Phase.FORMING if isinstance(due, Formed) else Phase.FAILED)
@@ -74,7 +69,6 @@ class JoinWindow:
         return counts
 
     def enter(self, offer: Offer) -> Member:
-        """Admit an offer that was not refused."""
         return self.ledger.enter(offer, self.elapsed)
 
     def why_failed(self, failed: Failed) -> str:
@@ -96,7 +90,6 @@ class JoinWindow:
         return countdown(self.settings.window_secs, elapsed), countdown(self.settings.cap_secs, elapsed)
 
     def progress(self) -> str:
-        """How far it is, for people."""
         settings = self.settings
         return (
             f"{counted(self.ledger.joined_ranks, 'rank')} in ({goal(settings.min_rank_start, settings.target_ranks)})"
@@ -107,7 +100,6 @@ class JoinWindow:
 
 
 def closed(phase: Phase) -> Refusal:
-    """The refusal of a host that comes when the run is in ``phase``."""
     return Refusal(
         RefusalCode.WINDOW_CLOSED,
         f"the run is {phase.value}, and its membership is settled: wait for the next run, if there is one",

@@ -37,12 +37,10 @@ class Member:
 
     @property
     def host(self) -> str:
-        """The name that it goes by."""
         return self.offer.hello.host
 
     @property
     def size(self) -> int:
-        """How many ranks it holds: one a device."""
         return len(self.offer.hello.local_devices)
 
     @property
@@ -86,11 +84,9 @@ class Ledger:
 
     @property
     def joined_hosts(self) -> int:
-        """How many hosts are in."""
         return len(self._members)
 
     def member(self, host: str) -> Member | None:
-        """The member of that name, compared as sent."""
         return self._members.get(host)
 
     def roster(self) -> Iterator[tuple[Member, range]]:

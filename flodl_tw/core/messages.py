@@ -155,16 +155,8 @@ def join_payload(message: JoinMessage, version: int) -> bytes:
         case Hello():
             return _hello_payload(message, version)
         case Accept():
-            ranks = b"".join(map(encode_u32, message.ranks))
-            return b"".join(
-                (
-                    b"\1",
-                    encode_uint(len(message.ranks)),
-                    ranks,
-                    _optional_text(message.salt_hex),
-                    encode_uint(message.formation_wait_secs),
-                )
-            )
+            ranks = encode_uint(len(message.ranks)) + b"".join(map(encode_u32, message.ranks))
+            return b"\1" + ranks + _optional_text(message.salt_hex) + encode_uint(message.formation_wait_secs)
         case Reject():
             return b"\2" + encode_text(message.reason)
         case WorldFormed():
@@ -176,18 +168,13 @@ def join_payload(message: JoinMessage, version: int) -> bytes:
 
 
 def encode_join(key: bytes, version: int, message: JoinMessage) -> bytes:
-    """A join message as a whole frame."""
     return encode_frame(key, version, FrameKind.JOIN, join_payload(message, version))
-
-
-def _texts(decoder: Decoder) -> tuple[str, ...]:
-    return tuple([decoder.text() for _ in range(decoder.count())])
 
 
 def _decode_hello(decoder: Decoder, version: int) -> Hello:
     host = decoder.text()
     devices = decoder.byte_string()
-    gpus = _texts(decoder)
+    gpus = tuple([decoder.text() for _ in range(decoder.count())])
     libtorch = decoder.text()
     dataset_sig = decoder.raw(SIGNATURE_BYTES)
     if version == 2:
@@ -233,7 +220,6 @@ def rendezvous_payload(message: RendezvousMessage) -> bytes:
 
 
 def encode_rendezvous(key: bytes, version: int, message: RendezvousMessage) -> bytes:
-    """A rendezvous message as a whole frame."""
     return encode_frame(key, version, FrameKind.RENDEZVOUS, rendezvous_payload(message))
 
 

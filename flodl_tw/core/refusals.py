@@ -54,7 +54,6 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """What goes into the Reject."""
         return f"{self.code.value}: {self.text}"
 
 

@@ -126,7 +126,6 @@ class Rendezvous:
         return self._slot(rank, peer)
 
     def uid(self, peer: Peer, uid: Uid) -> list[Effect]:
-        """An authenticated Uid came."""
         if self.state is not RendezvousState.GENERATING or self._ranks.get(peer) != self._generator:
             return self.broke(peer, "it sent a Uid that nobody asked it for")
         self.state = RendezvousState.COMPLETE
@@ -143,7 +142,6 @@ class Rendezvous:
         return [Close(peer, why), *self.ended(peer)]
 
     def ended(self, peer: Peer) -> list[Effect]:
-        """A connection is gone."""
         rank = self._ranks.pop(peer, None)
         if rank is None:
             return []
@@ -158,7 +156,6 @@ class Rendezvous:
         self._forget()
 
     def timed_out(self) -> list[Effect]:
-        """The deadline has passed."""
         if self.state is RendezvousState.GENERATING:
             owner = self._owner[self._generator]
             return self._fail(

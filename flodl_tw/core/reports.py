@@ -36,7 +36,6 @@ class RankError:
 
     @property
     def text(self) -> str:
-        """For people, in one line."""
         said = f"{self.type}: {self.message}" if self.message else self.type
         return f"{said}, at {self.line}" if self.line else said
 

@@ -25,7 +25,6 @@ SHOWN_ERRORS: Final = 64
 
 
 def member_view(member: Member, ranks: range) -> dict[str, object]:
-    """One member's object in ``state.json``."""
     hello = member.offer.hello
     return {
         "host": hello.host,
@@ -51,7 +50,6 @@ class MembersJson:
         self._text = "[]"
 
     def text(self) -> str:
-        """The array as it stands."""
         ledger = self._ledger
         if self._changes == ledger.changes:
             return self._text
@@ -76,7 +74,6 @@ class Newcomers:
         self._told: list[str] = []
 
     def add(self, member: Member) -> None:
-        """A host has joined."""
         offer = member.offer
         self._told.append(
             f"{member.host!r} from {offer.address} with {rank_list(member.accepted_ranks)} ({offer.hello.libtorch!r})"

@@ -73,11 +73,6 @@ class WindowSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """The window stays open."""
-
-
-@dataclass(frozen=True, slots=True)
 class Formed:
     """The window closes and the world forms; ``why`` is for people."""
 
@@ -91,7 +86,8 @@ class Failed:
     why: str
 
 
-Verdict = Open | Formed | Failed
+Verdict = Formed | Failed | None
+"""None: the window stays open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +140,11 @@ def verdict(settings: WindowSettings, now: Standing) -> Verdict:
     if target is not None and mode is not StartMode.MANUAL and now.joined_ranks >= target:
         return Formed("target reached")
     if now.elapsed < settings.window_secs:
-        return Open()
+        return None
     if quorum and mode is not StartMode.MANUAL:
         return Formed("window closed with quorum")
     if now.elapsed < settings.cap_secs:
-        return Open()
+        return None
     if quorum:
         return Failed(
             f"the operator never started it: {now.joined_ranks} ranks were staged, but no start came within the "

@@ -90,7 +90,6 @@ class Frame:
 
 
 def encode_frame(key: bytes, version: int, kind: FrameKind, payload: bytes) -> bytes:
-    """One frame, ready to be written."""
     tag = frame_tag(key, kind, payload)
     return _HEADER.pack(FRAME_MAGIC, version, tag, kind, len(payload)) + payload
 
@@ -110,7 +109,6 @@ class FrameReader:
         self.max_payload = max_payload
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the stream, in order."""
         self._buffer += data
 
     def next_frame(self) -> Frame | None:
@@ -152,7 +150,6 @@ class Decoder:
         self._position = 0
 
     def raw(self, count: int) -> bytes:
-        """``count`` bytes as they are."""
         end = self._position + count
         if end > len(self._data):
             raise WireError(f"{count} bytes announced, {len(self._data) - self._position} left in the payload")
@@ -178,11 +175,9 @@ class Decoder:
         raise WireError(f"marker {first:#x} does not start a {widest}-bit number")
 
     def u32(self) -> int:
-        """An unsigned number of at most 32 bits."""
         return self._varint(32)
 
     def u64(self) -> int:
-        """An unsigned number of at most 64 bits."""
         return self._varint(64)
 
     def i32(self) -> int:
@@ -199,11 +194,9 @@ class Decoder:
         return items
 
     def byte_string(self) -> bytes:
-        """A length and that many bytes."""
         return self.raw(self.count())
 
     def text(self) -> str:
-        """A length and that many bytes of UTF-8."""
         encoded = self.byte_string()
         try:
             return encoded.decode("utf-8")
@@ -211,7 +204,6 @@ class Decoder:
             raise WireError(f"text is not UTF-8 at its byte {error.start}") from None
 
     def present(self) -> bool:
-        """The flag of an optional field."""
         flag = self.raw(1)[0]
         if flag > 1:
             raise WireError(f"option flag is {flag}, neither 0 nor 1")
@@ -232,7 +224,6 @@ def encode_uint(value: int) -> bytes:
 
 
 def encode_u32(value: int) -> bytes:
-    """A varint for a field that is 32 bits wide."""
     if not 0 <= value < 1 << 32:
         raise WireError(f"{value} does not fit an unsigned 32-bit number")
     return encode_uint(value)
@@ -246,12 +237,10 @@ def encode_i32(value: int) -> bytes:
 
 
 def encode_bytes(value: bytes) -> bytes:
-    """A length and the bytes."""
     return encode_uint(len(value)) + value
 
 
 def encode_text(value: str) -> bytes:
-    """A length and the text as UTF-8."""
     try:
         return encode_bytes(value.encode("utf-8"))
     except UnicodeEncodeError as error:

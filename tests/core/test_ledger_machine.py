@@ -20,7 +20,7 @@ from flodl_tw.core.facts import DATASET_FACT, FACTS, MODEL_FACT, Fact, Offer
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
 from flodl_tw.core.refusals import Refusal, RefusalCode
-from flodl_tw.core.window import Failed, Formed, Open, Standing, StartMode, WindowSettings, verdict
+from flodl_tw.core.window import Failed, Formed, Standing, StartMode, WindowSettings, verdict
 from flodl_tw.core.world import World
 
 SIG_A = b"\1" * 32
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
     def verdict_falls(self, armed: bool, passed: int) -> None:
         self.now += passed
         judged = verdict(self.window, Standing(self.ledger.joined_ranks, self.now, armed))
-        if isinstance(judged, Open):
+        if judged is None:
             return
         if isinstance(judged, Formed):
             assert sum(member.size for member in self.present) >= self.window.min_rank_start
