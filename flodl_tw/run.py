@@ -102,7 +102,7 @@ class Run:
         self._abort_due = False
         self._aborted: set[Member] = set()
         self._members_json = views.MembersJson(self.ledger)
-        self._newcomers = views.Newcomers()
+        self._newcomers: list[Member] = []
         self._parts: list[Callable[[], None]] = []
 
     # What is asked of a run
@@ -131,9 +131,8 @@ class Run:
         return self.window.secs_to_deadline() if self.is_open else None
 
     def state_json(self) -> bytes:
-        """The body of ``state.json``; its members are rendered at most once a change."""
-        head = views.state_head(self.window, self.phase, is_open=self.is_open)
-        return views.state_json(head, self._members_json.text())
+        """The body of ``state.json``; each member is rendered at most once between departures."""
+        return views.state_json(self.window, self.phase, self._members_json.text(), is_open=self.is_open)
 
     def why(self) -> dict[str, object]:
         return views.run_json(self.phase, self.failure, self.exits)
@@ -154,7 +153,7 @@ class Run:
             return refusal
         member = self.window.enter(offer)
         self.links[member] = link
-        self._newcomers.add(member)
+        self._newcomers.append(member)
         self._happened()
         return member
 
@@ -260,7 +259,8 @@ class Run:
             end()
 
     def _tell_newcomers(self) -> None:
-        for joined in self._newcomers.lines():
+        newcomers, self._newcomers = self._newcomers, []
+        for joined in views.joined(newcomers):
             _log.info("joined: {joined}: {standing}", joined=joined, standing=self.window.progress())
 
     def _form(self, why: str) -> None:

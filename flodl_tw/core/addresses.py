@@ -113,11 +113,10 @@ def parse_backend(text: str) -> str | tuple[str, int]:
     if kind != "tcp":
         raise ValueError(f"{kind!r} is neither tcp nor unix")
     host, _, port = rest.rpartition(":")
-    if not (port.isascii() and port.isdecimal()) or len(port) > 5:
-        raise ValueError("its port is no number")
-    if not 1 <= int(port) <= MAX_PORT:
-        raise ValueError(f"its port is {int(port)}, the limits are 1 and {MAX_PORT}")
-    host = host.removeprefix("[").removesuffix("]").replace("\\:", ":")
-    if not 1 <= len(host) <= MAX_HOST_CHARS or not host.isprintable() or any(map(str.isspace, host)):
-        raise ValueError("its host is empty, too long, or no name")
-    return host, int(port)
+    if "\\:" in host:
+        unescaped = host.replace("\\", "")
+        rest = f"[{unescaped}]:{port}"
+    backend = parse_endpoint(rest, default_port=0)
+    if not backend[1]:
+        raise ValueError(f"{rest!r} has no port")
+    return backend

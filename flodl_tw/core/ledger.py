@@ -71,10 +71,8 @@ class Ledger:
 
     def __init__(self, *, nccl: bool = True, dataset_sig: bytes | None = None, model_sig: bytes | None = None) -> None:
         self.joined_ranks = 0
-        self.changes = 0
-        """Goes up at each admission and departure, so that what was rendered is good until it does."""
         self.departures = 0
-        """How many of those changes were departures, after which the ranks of others have moved."""
+        """Goes up at each departure, after which the ranks of others have moved."""
         self._members: dict[str, Member] = {}
         self._expected: dict[str, Expectation] = {}
         self._facts = tuple(fact for fact in FACTS if nccl or not fact.nccl_only)
@@ -120,7 +118,6 @@ class Ledger:
         member = Member(offer, self.joined_ranks, now)
         self._members[member.host] = member
         self.joined_ranks += member.size
-        self.changes += 1
         for fact in self._facts:
             value = fact.stated(offer)
             if value is not None:
@@ -136,7 +133,6 @@ class Ledger:
             raise ValueError(f"{member.host!r} is not a member")
         del self._members[member.host]
         self.joined_ranks -= member.size
-        self.changes += 1
         self.departures += 1
         for fact in self._facts:
             if fact.stated(member.offer) is not None:

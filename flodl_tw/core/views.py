@@ -5,7 +5,7 @@ The state's keys and their order are part of the contract with ``fdl``; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Final
@@ -37,52 +37,35 @@ def member_view(member: Member, ranks: range) -> dict[str, object]:
 
 
 class MembersJson:
-    """The ``members`` array of a ledger, rendered at most once a change.
+    """The ``members`` array of a ledger.
 
     While hosts only join, each is rendered once, so that polling a window that
-    fills costs no more the fuller it is.
+    fills costs little more the fuller it is.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._changes = self._departures = -1
+        self._departures = 0
         self._rendered: list[str] = []
-        self._text = "[]"
 
     def text(self) -> str:
         ledger = self._ledger
-        if self._changes == ledger.changes:
-            return self._text
         if self._departures != ledger.departures:
+            self._departures = ledger.departures
             self._rendered.clear()
         for member, ranks in islice(ledger.roster(), len(self._rendered), None):
             self._rendered.append(compact(member_view(member, ranks)))
-        self._changes, self._departures = ledger.changes, ledger.departures
-        self._text = f"[{','.join(self._rendered)}]"
-        return self._text
+        return f"[{','.join(self._rendered)}]"
 
 
-def state_json(head: Mapping[str, object], members: str) -> bytes:
-    """The whole body: the head's keys in their order, then the members."""
-    return f'{compact(head)[:-1]},"members":{members}}}'.encode()
-
-
-class Newcomers:
-    """The hosts that joined in this turn.  A line a host is a third of a join's cost where a fleet dials at once."""
-
-    def __init__(self) -> None:
-        self._told: list[str] = []
-
-    def add(self, member: Member) -> None:
-        offer = member.offer
-        self._told.append(
-            f"{member.host!r} from {offer.address} with {rank_list(member.accepted_ranks)} ({offer.hello.libtorch!r})"
-        )
-
-    def lines(self) -> list[str]:
-        """Who joined since the last call, a line's worth each."""
-        told, self._told = self._told, []
-        return ["; ".join(told[first : first + NEWCOMERS_A_LINE]) for first in range(0, len(told), NEWCOMERS_A_LINE)]
+def joined(newcomers: Sequence[Member]) -> list[str]:
+    """Who joined, many to a log line: one for each is a third of a join's cost where a fleet dials at once."""
+    told = [
+        f"{member.host!r} from {member.offer.address} with {rank_list(member.accepted_ranks)} "
+        f"({member.offer.hello.libtorch!r})"
+        for member in newcomers
+    ]
+    return ["; ".join(told[first : first + NEWCOMERS_A_LINE]) for first in range(0, len(told), NEWCOMERS_A_LINE)]
 
 
 def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
@@ -97,10 +80,10 @@ def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
     return shown + (f" and {len(gone) - MOVED_SHOWN} more" if len(gone) > MOVED_SHOWN else "")
 
 
-def state_head(window: JoinWindow, phase: Phase, *, is_open: bool) -> dict[str, object]:
-    """The keys of ``state.json`` before ``members``, in order; a window that is closed has no time left."""
+def state_json(window: JoinWindow, phase: Phase, members: str, *, is_open: bool) -> bytes:
+    """The body of ``state.json``, its keys in order; a window that is closed has no time left."""
     window_secs, cap_secs = window.countdowns() if is_open else (None, None)
-    return {
+    head = {
         "phase": phase.value,
         "joined_ranks": window.ledger.joined_ranks,
         "joined_hosts": window.ledger.joined_hosts,
@@ -111,6 +94,7 @@ def state_head(window: JoinWindow, phase: Phase, *, is_open: bool) -> dict[str, 
         "start_mode": window.settings.start_mode.value,
         "start_armed": window.armed,
     }
+    return f'{compact(head)[:-1]},"members":{members}}}'.encode()
 
 
 def run_json(phase: Phase, failure: str | None, exits: Exits | None) -> dict[str, object]:

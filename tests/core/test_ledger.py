@@ -48,7 +48,7 @@ def observed(ledger: Ledger) -> dict[str, Any]:
     return {
         "ranks": ledger.joined_ranks,
         "hosts": ledger.joined_hosts,
-        "changes": ledger.changes,
+        "departures": ledger.departures,
         "roster": roster,
         "by name": [ledger.member(member.host) for member, _ in roster],
         "expected": {fact.name: (ledger.expected(fact), ledger.setter(fact)) for fact in FACTS},
@@ -499,7 +499,7 @@ class TestDepartures(LedgerTestCase):
                     (ledger.joined_hosts, ledger.joined_ranks), (len(roster), sum(len(r) for _, r in roster))
                 )
                 self.assertEqual([ledger.member(host) for host in leaving], [None] * len(leaving))
-                self.assertEqual(ledger.changes, len(DEVICES) + len(leaving))
+                self.assertEqual(ledger.departures, len(leaving))
                 self.assertEqual(members["d"].accepted_ranks, range(6, 7))
 
     def test_a_host_that_comes_back_is_the_last(self) -> None:

@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     def observed(self) -> tuple[Any, ...]:
         ledger = self.ledger
         expected = [(ledger.expected(fact), ledger.setter(fact)) for fact in FACTS]
-        return list(ledger.roster()), ledger.joined_ranks, ledger.joined_hosts, ledger.changes, expected
+        return list(ledger.roster()), ledger.joined_ranks, ledger.joined_hosts, ledger.departures, expected
 
     @rule(offer=OFFERS, passed=st.integers(0, 3))
     def offers_itself(self, offer: Offer, passed: int) -> None:

@@ -156,7 +156,6 @@ class TestMembers(unittest.TestCase):
                 ledger.depart(gone)
             with self.subTest(step):
                 self.assertEqual(kept.text(), views.MembersJson(ledger).text())
-                self.assertIs(kept.text(), kept.text())
         self.assertEqual([member["ranks"] for member in json.loads(kept.text())], [[0, 1], [2, 3]])
 
     def test_labels_are_escaped_as_json_does(self) -> None:
@@ -166,11 +165,6 @@ class TestMembers(unittest.TestCase):
         (text,) = [views.MembersJson(ledger).text()]
         self.assertIn(r'"gpus":["\"\\/\b\f\n\r\t\u0000\u001b\u001f' + '\x7fü😀"]', text)
         self.assertEqual(json.loads(text)[0]["libtorch"], "\u2028")
-
-    def test_the_body_is_the_head_and_then_the_members(self) -> None:
-        self.assertEqual(
-            views.state_json({"phase": "ü", "n": None}, "[1]"), '{"phase":"ü","n":null,"members":[1]}'.encode()
-        )
 
     def test_no_member_is_an_empty_array(self) -> None:
         self.assertEqual(views.MembersJson(Ledger()).text(), "[]")

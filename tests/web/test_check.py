@@ -58,7 +58,7 @@ def observed(door: ClockedController) -> tuple[Any, ...]:
     run = door.controller.run
     return (
         run.state_json(),
-        run.ledger.changes,
+        run.ledger.departures,
         [run.ledger.expected(fact) for fact in FACTS],
         run.window.refused,
         list(run.window.refused_hosts),
