@@ -304,7 +304,9 @@ class Run:
 
     def _lost(self, member: Member, end: LinkEnd, ranks: list[int]) -> None:
         how = "went silent" if end is LinkEnd.SILENT else f"is gone (link {end.value})"
-        what = f"host {member.host!r} {how} before {rank_list(ranks)} had reported an exit"
+        assert self.exits is not None
+        told = next((f" ({error.text})" for rank in ranks if (error := self.exits.errors.get(rank))), "")
+        what = f"host {member.host!r} {how} before {rank_list(ranks)} had reported an exit{told}"
         _log.warn("lost {what}", what=what)
         self._casualty(what)
 

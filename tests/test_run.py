@@ -608,6 +608,22 @@ class WhyTests(PumpedTestCase):
         told = door.controller.run.why()
         self.assertEqual((told["phase"], told["failure"]), ("failed", failure))
 
+    def test_a_host_that_was_told_to_end_and_did_so_politely_is_lost_by_the_signal_s_name(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        dial = door.dial()
+        dial.join(devices=2)
+        door.turn()
+        dial.messages()
+        stopped = RankError("stopped", "flodl-tw on its host got SIGTERM", "")
+        dial.send(dial.talk.reported(0, stopped) + dial.talk.reported(1, stopped))
+        dial.hang_up()
+        door.turn()
+        failure = (
+            "host 'gpu-a' is gone (link closed) before ranks 0-1 had reported an exit "
+            "(stopped: flodl-tw on its host got SIGTERM)"
+        )
+        self.assertEqual(door.controller.run.why()["failure"], failure)
+
     def test_a_run_that_rearms_forgets_what_ranks_died_of(self) -> None:
         door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
         dial = door.dial()

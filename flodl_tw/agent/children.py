@@ -109,6 +109,10 @@ class Children:
         self._sessions: set[int] = set()
         self.received = 0
         """Bytes of output so far."""
+        self.killed = False
+        """Whether the grace is over, so that a SIGKILL is ours."""
+        self._left_behind: set[int] = set()
+        """The sessions whose child has gone, and whose other processes were asked to end."""
         self._kill_at: float | None = None
         self._poll: IDelayedCall | None = None
 
@@ -136,14 +140,17 @@ class Children:
                 with suppress(OSError):
                     os.kill(child.session, number)
 
-    def stop(self, only: Child | None = None) -> None:
-        """SIGTERM to every session (to one child's, where given), SIGKILL after the grace."""
+    def stop(self, only: Child | None = None, number: int = SIGTERM) -> None:
+        """Ask every child (or one alone) to end, by a signal to its own process; the grace begins.
+
+        What a child leaves behind gets SIGTERM once the child has gone: its helpers must not go before it has saved
+        its work.  After the grace their whole sessions get SIGKILL.
+        """
         children = self._children if only is None else [only]
-        self.signal(SIGTERM, filter(_is_unready, children))
-        for number in (SIGTERM, SIGCONT):
-            # One that was stopped acts on SIGTERM once it goes on.
-            self._guardian.sessions.signal(number, {child.session for child in children})
-        if self._kill_at is None:
+        self.signal(number, children)
+        # One that was stopped acts on it once it goes on.
+        self._guardian.sessions.signal(SIGCONT, {child.session for child in children})
+        if self._kill_at is None or only is None:
             self._kill_at = self.clock.seconds() + self._grace
         self._watch()
 
@@ -195,9 +202,19 @@ class Children:
                 self._say(f"giving up processes that even SIGKILL does not end: {sorted(chain(*left.values()))}")
                 self._drain()
                 return
+            self.killed = True
             self._guardian.sessions.signal(SIGKILL, self._sessions)
         if self._kill_at is not None:
+            self._end_left_behind(left)
             self._poll = self.clock.callLater(POLL_SECS, self._look)
+
+    def _end_left_behind(self, left: Iterable[int]) -> None:
+        running = {child.session for child in self._children if child.running}
+        sessions = set(left) - running - self._left_behind
+        if sessions:
+            self._left_behind |= sessions
+            for number in (SIGTERM, SIGCONT):
+                self._guardian.sessions.signal(number, sessions)
 
     def _drain(self) -> None:
         for session in self._sessions:
@@ -220,11 +237,3 @@ class Children:
             child.process.loseConnection()
             child.processEnded(Failure(Exception()))
         self._all_gone()
-
-
-def _is_unready(child: Child) -> bool:
-    """Whether its launcher doesn't lead its session yet, so that no signal to the session reaches it."""
-    try:
-        return child.running and os.getsid(child.session) != child.session
-    except OSError:
-        return False

@@ -3,8 +3,9 @@
 The agent holds its standard input, a pipe, and writes a line for each session:
 ``+ID`` before the session's first program runs, ``.ID`` when that program has
 exited, ``-ID`` when no process of the session is left.  When the pipe ends,
-whatever is recorded gets SIGTERM, and after the grace SIGKILL; then the agent's
-folders of error files go, whose paths begin with PREFIX.
+what leads a recorded session gets SIGTERM, the rest of the session once that
+has gone, and after the grace all of it SIGKILL; then the agent's folders of
+error files go, whose paths begin with PREFIX.
 
 usage: guardian.py GRACE_SECONDS [PREFIX]
 
@@ -98,6 +99,15 @@ class Sessions:
                 # A whole group at once: what forks meanwhile can't slip through.
                 self._signal_group(group, number)
 
+    def signal_leaders(self, number: int) -> None:
+        """Send a signal to the process that leads each session, where it is there, and to nothing that it started."""
+        for session, found in self.processes().items():
+            if session in found:
+                try:
+                    os.kill(session, number)
+                except OSError:
+                    continue
+
     def _chosen(self, only: Collection[int] | None) -> list[int]:
         return [session for session in self._reaped if only is None or session in only]
 
@@ -167,12 +177,17 @@ def follow(descriptor: int, sessions: Sessions) -> None:
 def end(sessions: Sessions, grace: float) -> None:
     """SIGTERM, and SIGKILL for what is there after ``grace`` seconds; returns once nothing is left."""
     deadline = time.monotonic() + grace
-    sessions.signal(signal.SIGTERM)
+    sessions.signal_leaders(signal.SIGTERM)
     # One that was stopped acts on it once it goes on.
     sessions.signal(signal.SIGCONT)
-    while sessions.left() and (now := time.monotonic()) < deadline + PATIENCE_SECS:
+    asked: set[int] = set()
+    while (left := sessions.left()) and (now := time.monotonic()) < deadline + PATIENCE_SECS:
         if now >= deadline:
             sessions.signal(signal.SIGKILL)
+        elif behind := {session for session, found in left.items() if session not in found} - asked:
+            asked |= behind
+            sessions.signal(signal.SIGTERM, behind)
+            sessions.signal(signal.SIGCONT, behind)
         time.sleep(POLL_SECS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from signal import SIGINT, SIGTERM
 from typing import Final
 
 from twisted.internet.defer import Deferred
@@ -69,6 +70,10 @@ class HostRun:
         self._timers: list[IDelayedCall] = []
         self._cause: Outcome | None = None
         self._stopping = False
+        self._signals = 0
+        """How many have come to the agent that ask for the end."""
+        self._passed = SIGTERM
+        """What the ranks were asked to end by."""
         self._takes_reports = places.assignment.group is not None and places.assignment.group.reports
         self._told: RankError | None = None
         """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
@@ -96,23 +101,38 @@ class HostRun:
             self._all_gone()
 
     def end(self, cause: Outcome, *, signalled: int | None = None) -> None:
-        """End every process of this host; the first cause is the outcome.  A second call shortens the grace.
+        """End every process of this host; the first cause is the outcome.
 
-        ``signalled`` is the signal that has come to the agent, where one is the cause.
+        ``signalled`` is the signal that has come to the agent, where one is the cause: SIGINT is passed on as it is,
+        any other as SIGTERM.  Only a second signal hurries: it is SIGTERM after SIGINT, else the end of the grace.
         """
+        self._signals += signalled is not None
         if self._stopping:
-            self._say("asked again: the grace is over")
-            self.children.kill()
+            if signalled is not None:
+                self._asked_again(signal_name(signalled))
             return
         self._note(cause)
         self._stopping = True
+        self._passed = SIGINT if signalled == SIGINT else SIGTERM
         if signalled is not None and self._takes_reports:
             self._told = RankError("stopped", f"flodl-tw on its host got {signal_name(signalled)}", "")
+        self._ask(cause.text)
+
+    def _asked_again(self, name: str) -> None:
+        if self._signals == 1:
+            self._say(f"{name} came, too: the grace goes on, and another signal ends it")
+        elif self._passed == SIGINT:
+            self._passed = SIGTERM
+            self._ask(f"{name} came, too")
+        else:
+            self._say("asked again: the grace is over")
+            self.children.kill()
+
+    def _ask(self, why: str) -> None:
         if self.children.running:
-            self._say(
-                f"{cause.text}: ending {self._still()} with SIGTERM, and SIGKILL in {self._settings.stop_grace:g} s"
-            )
-            self.children.stop()
+            how = f"with {signal_name(self._passed)}, and SIGKILL in {self._settings.stop_grace:g} s"
+            self._say(f"{why}: ending {self._still()} {how}")
+            self.children.stop(number=self._passed)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every rank; a relay has no use for it."""
@@ -148,7 +168,7 @@ class HostRun:
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._say(f"rank {rank} left an exception: {error.text}")
-        elif code:
+        else:
             error = self._told
         if error is not None:
             self._link.explain(self._link.talk.ranks[index], error)

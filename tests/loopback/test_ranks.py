@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flodl_tw.cli.terminal import SAME_SECS
 from flodl_tw.core.messages import RankExited
 from tests.loopback.agents import (
     PATIENCE,
@@ -53,8 +54,6 @@ with open(f"{folder}/part.{me}", "w") as file:
 os.rename(f"{folder}/part.{me}", f"{folder}/pid.{me}")
 while not (ending and os.path.exists(folder + "/release")):
     time.sleep(0.02)
-if child:
-    os.waitpid(child, 0)
 """
 # Stops itself, and ends with 7 at SIGTERM.  usage: FOLDER
 STOPS = """
@@ -114,14 +113,16 @@ class RunningCase(AgentTestCase):
 class Signals(RunningCase):
     """What the agent does with a signal."""
 
-    def test_hup_quit_usr1_and_usr2_reach_the_ranks_themselves_and_term_their_whole_sessions(self) -> None:
+    def test_every_signal_reaches_a_rank_itself_and_sigterm_its_helpers_once_it_has_gone(self) -> None:
         folder, agent, link = self.begin("--stop-grace", "60")
         pids = self.pids(folder)
         for name in ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
             agent.send_signal(signal.Signals[name])
             until(lambda name=name: self.noted(folder, name) == ["0", "1"], name)
         agent.send_signal(signal.SIGTERM)
-        until(lambda: self.noted(folder, "SIGTERM") == ["0", "0.child", "1", "1.child"], "SIGTERM")
+        until(lambda: self.noted(folder, "SIGTERM") == ["0", "1"], "SIGTERM")
+        time.sleep(0.3)
+        self.assertEqual(self.noted(folder, "SIGTERM"), ["0", "1"])
         # What they note of the others is from before, so nothing was late.
         self.assertEqual(self.noted(folder, "SIGHUP"), ["0", "1"])
         self.assertEqual(self.noted(folder, "SIGINT"), [])
@@ -131,6 +132,7 @@ class Signals(RunningCase):
         # Told to end, they have not done their part of the world: their exits with 0 are no clean ones.
         self.assertEqual(link.rest(), [])
         self.assertEqual(agent.ended(), 143, agent.err)
+        self.assertEqual(self.noted(folder, "SIGTERM"), ["0", "0.child", "1", "1.child"])
         self.all_gone(pids, 0)
 
     def test_signals_that_are_passed_on_spare_the_relay(self) -> None:
@@ -139,7 +141,7 @@ class Signals(RunningCase):
             agent.send_signal(signal.Signals[name])
             until(lambda name=name: self.noted(folder, name) == ["0"], name)
         agent.send_signal(signal.SIGTERM)
-        until(lambda: self.noted(folder, "SIGTERM") == ["0", "0.child", "relay", "relay.child"], "SIGTERM")
+        until(lambda: self.noted(folder, "SIGTERM") == ["0", "relay"], "SIGTERM")
         # All of those have lower numbers, and would have been noted before it.
         for name in ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
             self.assertEqual(self.noted(folder, name), ["0"])
@@ -168,7 +170,7 @@ class Signals(RunningCase):
         for each in (agent, hurried):
             each.send_signal(signal.SIGTERM)
             each.said("SIGKILL in ")
-        until(lambda: len(self.noted(other, "SIGTERM")) == 4, "SIGTERM")
+        until(lambda: len(self.noted(other, "SIGTERM")) == 2, "SIGTERM")
         hurried.send_signal(signal.SIGINT)
         for its in (its_link, link):
             self.assertEqual(
@@ -177,6 +179,31 @@ class Signals(RunningCase):
         self.assertEqual([agent.ended(), hurried.ended()], [143, 143])
         self.assertGreaterEqual(time.monotonic() - begin, 1.5)
         self.all_gone([*self.pids(folder), *self.pids(other)], 0)
+
+    def test_loses_no_checkpoint_when_an_abort_is_followed_by_the_first_sigterm(self) -> None:
+        # As Slurm's KillWait does it.
+        folder, agent, link = self.begin("--stop-grace", "600")
+        link.abort("over")
+        until(lambda: self.noted(folder, "SIGTERM") == ["0", "1"], "SIGTERM")
+        agent.send_signal(signal.SIGTERM)
+        agent.said("SIGTERM came, too: the grace goes on")
+        time.sleep(0.3)
+        self.assertTrue(all(map(alive, self.pids(folder))))
+        (folder / "release").touch()
+        self.assertEqual(agent.ended(), 1, agent.err)
+        self.assertEqual(link.rest(), [])
+
+    def test_sigint_is_sigint_to_the_ranks_a_second_one_sigterm_and_a_third_the_end(self) -> None:
+        folder, agent, link = self.begin("--stop-grace", "600", ranks=1, deaf=True)
+        for name in ("SIGINT", "SIGTERM"):
+            agent.send_signal(signal.SIGINT)
+            until(lambda name=name: self.noted(folder, name) == ["0"], name)
+            self.assertTrue(all(map(alive, self.pids(folder, 1))))
+            # Two that come together are one.
+            time.sleep(2 * SAME_SECS)
+        agent.send_signal(signal.SIGINT)
+        self.assertEqual(agent.ended(), 130, agent.err)
+        self.assertEqual(link.rest(), [RankExited(0, -signal.SIGKILL)])
 
     def test_a_signal_that_is_ignored_from_the_start_stays_ignored(self) -> None:
         # As under nohup, and for what a script starts in the background.
@@ -234,7 +261,7 @@ class Killed(RunningCase):
         for each in (agent, its_agent):
             each.process.kill()
             each.process.wait()
-        until(lambda: len(self.noted(second, "SIGTERM")) == 4, "SIGTERM")
+        until(lambda: len(self.noted(second, "SIGTERM")) == 2, "SIGTERM")
         self.all_gone(pids)
         self.assertGreaterEqual(time.monotonic() - begin, 1.0)
         self.assertTrue(all(map(alive, its_pids)))
