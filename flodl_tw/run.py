@@ -161,6 +161,11 @@ class Run:
         """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
         _log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
 
+    def unheard(self, what: str) -> None:
+        """A dial is closed without a word, since its frame does not verify: it has ``no token``, say."""
+        if self.is_open:
+            self.window.unheard[what] += 1
+
     def arm(self, address: str) -> None:
         """The operator started the run, from ``address``; it stays armed until the run ends."""
         if not self.is_open or self.window.armed:
@@ -281,6 +286,14 @@ class Run:
             secs=int(self.window.elapsed),
             why=why,
         )
+        target = self.window.settings.target_ranks
+        if target is not None and self.world.world_size > target:
+            _log.warn(
+                "that is more than the target of {ranks}: the last host was taken whole; "
+                "--min-rank-start {target} has such a host refused",
+                ranks=counted(target, "rank"),
+                target=target,
+            )
         if (shown := views.moved(assignments)) is not None:
             _log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
 

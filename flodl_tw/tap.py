@@ -80,7 +80,7 @@ class Options(usage.Options):
         ["model-sig", None, None, "Model signature that hosts must have, 64 hex digits."],
         ["on-loss", None, "abort", "What a lost host or failed rank does to the others: abort or continue."],
         ["after-run", None, "exit", "What follows a run: exit (status 0 or 1), hold (serve its state) or rearm."],
-        ["max-rejects", None, "1024", "Refusals of hosts that a window bears; 0 sets no limit."],
+        ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
         ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
         ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
         ["state-dir", None, None, "Folder for lock and token, by port [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],

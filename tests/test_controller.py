@@ -261,8 +261,8 @@ class RearmedClockTests(PumpedTestCase):
     def test_the_next_window_closes_at_its_own_time_though_the_old_one_ended_within_a_turn(self) -> None:
         door = ClockedController(window(join_timeout=20, max_join_timeout=400, max_rejects=1), after_run=AfterRun.REARM)
         door.clock.advance(30)
-        for _ in range(2):
-            door.dial().join(devices=0)
+        for host in "ab":
+            door.dial().join(host=host, devices=0)
         door.turn()
         self.assertEqual(door.state()["window_remaining_secs"], 20)
         door.dial().join()

@@ -59,6 +59,24 @@ class VerdictTests(PumpedTestCase):
         self.assertIsInstance(last.messages()[0], WorldFormed)
         self.assertEqual(last.talk.envelope["world_size"], 9)
 
+    def test_a_world_with_more_ranks_than_its_target_says_so_once(self) -> None:
+        door = ClockedController(window(min_rank_start=2, target_ranks=8))
+        fill(door, 3, devices=3)
+        door.turn()
+        self.assertEqual(door.state()["phase"], "training")
+        self.line("more than the target of 8 ranks", "--min-rank-start 8 has such a host refused", level=LogLevel.warn)
+
+    def test_where_quorum_and_target_are_one_no_world_has_more_ranks(self) -> None:
+        door = ClockedController(window(min_rank_start=8, target_ranks=8))
+        fill(door, 2, devices=3)
+        answer = door.dial("10.0.0.3").join(host="h2", devices=3)
+        self.assertIsInstance(answer, Reject)
+        self.assertTrue(answer.reason.startswith("too-many-ranks: 'h2' offers 3 devices, and 2 of 8 ranks are free"))
+        self.assertIsInstance(door.dial("10.0.0.3").join(host="h2", devices=2), Accept)
+        door.turn()
+        self.assertEqual(door.state()["joined_ranks"], 8)
+        self.assertEqual(door.state()["phase"], "training")
+
     def test_who_dials_in_the_turn_of_the_target_finds_the_window_closed(self) -> None:
         door = ClockedController(window(target_ranks=1))
         door.dial().join(host="a")

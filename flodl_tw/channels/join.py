@@ -108,7 +108,8 @@ class JoinProtocol(FramedProtocol):
         self.version = frame.version
         key = self.run.session_salt if controller.credentialed else ZERO_KEY
         if not frame.verifies(key):
-            end, why = _unverified(frame, controller.credentialed)
+            end, what, why = _unverified(frame, controller.credentialed)
+            self.run.unheard(what)
             self.peeker.dropped(end, f"on the join channel: {why}", warn=True)
             self.finish()
             return
@@ -160,16 +161,21 @@ class JoinProtocol(FramedProtocol):
         send(self.peeker.transport, encode_join(key, self.version, message))
 
 
-def _unverified(frame: Frame, credentialed: bool) -> tuple[ConnectionEnd, str]:
-    """Why a whole frame's tag is wrong, as far as it can be told, and what to do."""
+def _unverified(frame: Frame, credentialed: bool) -> tuple[ConnectionEnd, str, str]:
+    """Why a whole frame's tag is wrong, as far as it can be told: what it had, in a few words, and what to do."""
     if not credentialed:
         return (
             ConnectionEnd.WRONG_TOKEN,
+            "a token where admission is open",
             "its frame does not verify under the zero key: it may hold a token, and admission is open here",
         )
     if frame.verifies(ZERO_KEY):
-        return ConnectionEnd.NO_TOKEN, "it has no token, and needs one here (--token-file; fdl: --token)"
-    return ConnectionEnd.WRONG_TOKEN, "its frame verifies under no key of ours: most likely its token is another run's"
+        return ConnectionEnd.NO_TOKEN, "no token", "it has no token, and needs one here (--token-file; fdl: --token)"
+    return (
+        ConnectionEnd.WRONG_TOKEN,
+        "a wrong token",
+        "its frame verifies under no key of ours: most likely its token is another run's",
+    )
 
 
 def _read_hello(frame: Frame) -> tuple[Refusal | None, Hello | None]:

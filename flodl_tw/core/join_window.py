@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger, Member
@@ -21,19 +23,30 @@ from flodl_tw.core.window import (
     verdict,
 )
 
+MAX_KNOWN_REFUSED: Final = 1 << 17
+"""Refused hosts that are told from new ones, so that memory has a bound whatever ``max_rejects`` is."""
+
 
 class JoinWindow:
     """Admits or refuses, and says what the verdict is.  ``seconds`` is a monotonic clock."""
 
     def __init__(self, settings: RunSettings, seconds: Callable[[], float]) -> None:
         self.settings = settings.window
-        self.ledger = Ledger(nccl=settings.nccl, dataset_sig=settings.dataset_sig, model_sig=settings.model_sig)
+        self.ledger = Ledger(
+            nccl=settings.nccl,
+            dataset_sig=settings.dataset_sig,
+            model_sig=settings.model_sig,
+            most_ranks=settings.window.most_ranks,
+        )
         self.armed = False
         """Whether the operator has started the run."""
         self.refused = 0
-        """Refusals that count toward ``max_rejects``."""
+        """Hosts that count toward ``max_rejects``."""
+        self.unheard: Counter[str] = Counter()
+        """Dials that were closed without a word, by what was wrong with them."""
         self.refused_hosts = RefusedHosts()
         """The hosts refused last."""
+        self._refused: set[int] = set()
         self._seconds = seconds
         self._opened = seconds()
 
@@ -61,19 +74,36 @@ class JoinWindow:
         return closed(Phase.FORMING if isinstance(due, Formed) else Phase.FAILED)
 
     def refuse(self, offer: Offer, refusal: Refusal) -> bool:
-        """Note a refusal; gives whether it may change the verdict."""
+        """Note a refusal; gives whether it may change the verdict.
+
+        A host that dials in a loop counts once; it is told from others by its name and address.
+        """
         self.refused_hosts.add(quoted(offer.hello.host), offer.address, refusal, self.elapsed)
         # A host that comes too late says nothing about the fleet, and must not fail a window with a quorum.
-        counts = refusal.code is not RefusalCode.WINDOW_CLOSED
-        self.refused += counts
-        return counts
+        if refusal.code is RefusalCode.WINDOW_CLOSED or not self.settings.max_rejects:
+            return False
+        key = hash((offer.hello.host, offer.address))
+        if key in self._refused:
+            return False
+        self.refused += 1
+        if self.refused <= MAX_KNOWN_REFUSED:
+            self._refused.add(key)
+        return True
 
     def enter(self, offer: Offer) -> Member:
         return self.ledger.enter(offer, self.elapsed)
 
     def why_failed(self, failed: Failed) -> str:
         """The reason of a verdict, with the hosts that were refused meanwhile."""
-        return failed.why + self.refused_hosts.told()
+        return failed.why + self.refused_hosts.told() + self._unheard_told()
+
+    def _unheard_told(self) -> str:
+        """Those who were closed without a word: ``6 dials had no token, 2 had a wrong token``."""
+        told = [
+            f"{count if place else counted(count, 'dial')} had {what}"
+            for place, (what, count) in enumerate(self.unheard.most_common())
+        ]
+        return f"; closed without a word: {', '.join(told)}" if told else ""
 
     def secs_to_deadline(self) -> float:
         """Seconds until the clock alone may change the verdict."""

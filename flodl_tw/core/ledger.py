@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 from flodl_tw.core.facts import DATASET_FACT, FACTS, MODEL_FACT, VERSION_FACT, Fact, Offer, fact_text
 from flodl_tw.core.log_text import MAX_TEXT_BYTES, quoted, too_long
 from flodl_tw.core.messages import VERSIONS
+from flodl_tw.core.phrases import counted, out_of
 from flodl_tw.core.refusals import Refusal, RefusalCode
 
 T = TypeVar("T")
@@ -67,10 +68,19 @@ class Ledger:
     ``nccl`` says whether the data plane is NCCL or RCCL; only then is anything
     expected of the facts that are theirs.  ``dataset_sig`` and ``model_sig`` (32 bytes) are what the
     operator expects; where None, the first member that states one sets it.
+    ``most_ranks`` is how many ranks the members may have together; None sets no limit.
     """
 
-    def __init__(self, *, nccl: bool = True, dataset_sig: bytes | None = None, model_sig: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        nccl: bool = True,
+        dataset_sig: bytes | None = None,
+        model_sig: bytes | None = None,
+        most_ranks: int | None = None,
+    ) -> None:
         self.joined_ranks = 0
+        self.most_ranks = most_ranks
         self.departures = 0
         """Goes up at each departure, after which the ranks of others have moved."""
         self._members: dict[str, Member] = {}
@@ -264,6 +274,19 @@ def agreement(fact: Fact[object]) -> tuple[RefusalCode, Check]:
     return fact.code, check
 
 
+def check_room(ledger: Ledger, offer: Offer, now: float) -> str | None:
+    """A world whose quorum is its target has exactly so many ranks."""
+    most, count = ledger.most_ranks, len(offer.hello.local_devices)
+    if most is None or ledger.joined_ranks + count <= most:
+        return None
+    free = most - ledger.joined_ranks
+    fits = f"offer {free} or fewer (--devices or --nproc)" if free else "wait until a host leaves"
+    return (
+        f"{quoted(offer.hello.host)} offers {counted(count, 'device')}, and {out_of(free, most, 'rank')} "
+        f"{'is' if free == 1 else 'are'} free (--target-ranks, which is the quorum, too): {fits}"
+    )
+
+
 CHECKS: Final[tuple[tuple[RefusalCode, Check], ...]] = (
     (RefusalCode.BAD_HOST, check_host),
     (RefusalCode.BAD_LABEL, check_labels),
@@ -273,5 +296,6 @@ CHECKS: Final[tuple[tuple[RefusalCode, Check], ...]] = (
     agreement(VERSION_FACT),
     (RefusalCode.DUPLICATE_HOST, check_duplicate),
     *(agreement(fact) for fact in FACTS if fact is not VERSION_FACT),
+    (RefusalCode.TOO_MANY_RANKS, check_room),
 )
-"""The admission order: the first that fails is the reason."""
+"""The admission order: the first that fails is the reason.  What a host can't mend in itself comes last."""

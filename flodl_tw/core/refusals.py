@@ -33,6 +33,7 @@ class RefusalCode(Enum):
     RUN_MISMATCH = ("run-mismatch", True, "another published run than the cohort's; fetch again")
     NCCL_MISMATCH = ("nccl-mismatch", False, "another NCCL major.minor than the cohort's (nccl backend)")
     MODEL_MISMATCH = ("model-mismatch", False, "another model signature than the run's")
+    TOO_MANY_RANKS = ("too-many-ranks", True, "more ranks than are free of a target that is the quorum, too")
 
     retry: bool
     meaning: str

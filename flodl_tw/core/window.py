@@ -44,8 +44,8 @@ class WindowSettings:
 
     ``window_secs`` and ``cap_secs`` are ``join_timeout`` and
     ``max_join_timeout`` (seconds, as configured) after scaling.
-    ``max_rejects`` is how many refusals of authenticated hellos a run bears;
-    0 is no limit.
+    ``max_rejects`` is how many hosts a run bears that were refused with a
+    right token; 0 is no limit.
     """
 
     min_rank_start: int = 1
@@ -56,6 +56,11 @@ class WindowSettings:
     max_rejects: int = 1024
     window_secs: float = 300
     cap_secs: float = DEFAULT_CAP
+
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks that no world may exceed: the target where it is the quorum, too."""
+        return self.target_ranks if self.target_ranks == self.min_rank_start else None
 
     def check(self, source: Callable[[str], str]) -> None:
         """Raise SettingError for the first setting that contradicts another; ``source`` tells what gave an option."""
@@ -92,7 +97,7 @@ Verdict = Formed | Failed | None
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a verdict looks at: ranks in, refusals so far, seconds since the opening, the operator's switch."""
+    """What a verdict looks at: ranks in, hosts refused so far, seconds since the opening, the operator's switch."""
 
     joined_ranks: int
     elapsed: float
@@ -112,7 +117,11 @@ def forming_text(settings: WindowSettings) -> str:
     """When a world will form, for people, and what would make it sooner or larger."""
     quorum, target, secs = settings.min_rank_start, settings.target_ranks, f"{settings.window_secs:g} s"
     mode = settings.start_mode
-    ways = [] if target is None or mode is StartMode.MANUAL else [f"as soon as {counted(target, 'rank')} are in"]
+    ways = (
+        []
+        if target is None or mode is StartMode.MANUAL
+        else [f"as soon as {counted(target, 'rank')} {'is' if target == 1 else 'are'} in"]
+    )
     if mode is not StartMode.AUTO:
         ways.append(f"at the operator's start with {quorum} or more")
     if mode is not StartMode.MANUAL and quorum != target:

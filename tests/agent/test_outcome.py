@@ -17,7 +17,7 @@ from flodl_tw.agent.outcome import (
 )
 from flodl_tw.core.refusals import Refusal, RefusalCode
 
-RETRIED = {"window-closed", "duplicate-host", "run-mismatch"}
+RETRIED = {"window-closed", "duplicate-host", "run-mismatch", "too-many-ranks"}
 OTHER_WORDS = (
     "",
     "join window closed",

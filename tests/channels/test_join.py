@@ -6,10 +6,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from twisted.internet.address import UNIXAddress
 from twisted.logger import LogLevel
 
+from flodl_tw.core import join_window
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -591,20 +593,39 @@ class LaterFrameTests(PumpedTestCase):
 
 
 class RejectLimitTests(PumpedTestCase):
-    """--max-rejects: only dials that authenticated count."""
+    """--max-rejects: only hosts that authenticated count, each once."""
 
     def test_one_refusal_more_than_the_limit_fails_the_window(self) -> None:
         door = ClockedController(window(min_rank_start=9, max_rejects=2))
         member = door.dial()
         member.join(host="in")
-        for _ in range(3):
+        for number in range(3):
             self.assertEqual(door.state()["phase"], "waiting")
-            door.dial().join(host=" ")
+            door.dial(f"10.0.0.{number}").join(host=" ")
             door.turn()
         self.assertEqual(door.state()["phase"], "failed")
         (abort,) = member.messages()
         self.assertIsInstance(abort, Abort)
         self.assertIn("too many refused hosts: 3, the limit is 2 (--max-rejects)", abort.reason)
+
+    def test_a_box_that_is_refused_in_a_loop_counts_once(self) -> None:
+        door = ClockedController(window(min_rank_start=9, max_rejects=2))
+        for _ in range(50):
+            door.dial("10.0.0.7").join(host=" ")
+            door.dial("10.0.0.8").join(host=" ")
+            door.turn()
+        self.assertEqual(door.state()["phase"], "waiting")
+        door.dial("10.0.0.8").join(host="\t")
+        door.turn()
+        self.assertEqual(door.state()["phase"], "failed")
+
+    def test_refused_hosts_take_a_bounded_memory(self) -> None:
+        with mock.patch.object(join_window, "MAX_KNOWN_REFUSED", 2):
+            door = ClockedController(window(min_rank_start=9, max_rejects=5))
+            for number in (0, 1, 2, 0, 1, 2):
+                door.dial(f"10.0.0.{number}").join(host=" ")
+                door.turn()
+            self.assertEqual(door.controller.run.window.refused, 4)
 
     def test_noise_never_ends_a_run(self) -> None:
         door = ClockedController(window(min_rank_start=9, max_rejects=1), token=TOKEN)
@@ -616,8 +637,8 @@ class RejectLimitTests(PumpedTestCase):
 
     def test_zero_means_never(self) -> None:
         door = ClockedController(window(min_rank_start=9, max_rejects=0))
-        for _ in range(1500):
-            door.dial().join(host=" ")
+        for number in range(1500):
+            door.dial().join(host=" " * (number % 200 + 1))
         door.turn()
         self.assertEqual(door.state()["phase"], "waiting")
 
@@ -637,6 +658,30 @@ class RejectLimitTests(PumpedTestCase):
             door.dial().join(host=f"late{number}")
             door.turn()
         self.assertEqual(door.state()["phase"], "training")
+
+
+class UnheardTests(PumpedTestCase):
+    """Those who are closed without a word are counted in the reason of a window that failed."""
+
+    def failure(self, door: ClockedController) -> str:
+        door.clock.advance(600)
+        failure = door.controller.run.failure
+        assert failure is not None
+        return failure
+
+    def test_a_failed_window_counts_the_dials_without_a_right_token(self) -> None:
+        door = ClockedController(window(min_rank_start=9), token=TOKEN)
+        for key in (*[ZERO_KEY] * 6, *[b"x" * 16] * 2):
+            door.dial().send(JOIN_MAGIC + hello_frame(key, 4))
+        self.assertIn("; closed without a word: 6 dials had no token, 2 had a wrong token", self.failure(door))
+
+    def test_a_token_where_admission_is_open_is_counted_too(self) -> None:
+        door = ClockedController(window(min_rank_start=9))
+        door.dial().send(JOIN_MAGIC + hello_frame(TOKEN, 4))
+        self.assertIn("; closed without a word: 1 dial had a token where admission is open", self.failure(door))
+
+    def test_a_window_that_nobody_dialed_names_none(self) -> None:
+        self.assertNotIn(";", self.failure(ClockedController(window(min_rank_start=9))))
 
 
 class SettingsTests(PumpedTestCase):

@@ -130,14 +130,25 @@ ADMISSION: tuple[tuple[str, dict[str, Any], RefusalCode, tuple[str, ...]], ...] 
         RefusalCode.MODEL_MISMATCH,
         ("'gpu-b' has model signature 00010203…", "this run has 20212223…", "'gpu-a'", "rebuild the program"),
     ),
+    (
+        "more ranks than are free",
+        {"local_devices": b"\0\1"},
+        RefusalCode.TOO_MANY_RANKS,
+        (
+            "'gpu-b' offers 2 devices",
+            "1 of 3 ranks is free",
+            "--target-ranks",
+            "offer 1 or fewer (--devices or --nproc)",
+        ),
+    ),
 )
 
 
 class TestAdmissionOrder(LedgerTestCase):
     """The first check that fails is the reason."""
 
-    def with_gpu_a(self) -> Ledger:
-        ledger = Ledger()
+    def with_gpu_a(self, most_ranks: int | None = None) -> Ledger:
+        ledger = Ledger(most_ranks=most_ranks)
         self.admitted(ledger, offer("gpu-a"))
         return ledger
 
@@ -153,7 +164,7 @@ class TestAdmissionOrder(LedgerTestCase):
             for _, change, _, _ in reversed(ADMISSION[place:]):
                 fields |= change
             with self.subTest(name):
-                refusal = self.refused(self.with_gpu_a(), offer(address="10.0.0.2", **fields), 7.5)
+                refusal = self.refused(self.with_gpu_a(3), offer(address="10.0.0.2", **fields), 7.5)
                 self.assertEqual(refusal.code, word)
                 for part in parts:
                     self.assertIn(part, refusal.reason)
@@ -161,7 +172,7 @@ class TestAdmissionOrder(LedgerTestCase):
     def test_each_check_fails_by_itself(self) -> None:
         for name, change, word, _ in ADMISSION:
             with self.subTest(name):
-                refusal = self.refused(self.with_gpu_a(), offer(**{"host": "gpu-b", **change}))
+                refusal = self.refused(self.with_gpu_a(3), offer(**{"host": "gpu-b", **change}))
                 self.assertEqual(refusal.code, word)
 
     def test_every_check_has_its_row(self) -> None:
@@ -169,11 +180,18 @@ class TestAdmissionOrder(LedgerTestCase):
         self.assertEqual(len({word for _, _, word, _ in ADMISSION}), len(CHECKS))
 
     def test_signatures_and_ids_are_cut_to_eight_characters(self) -> None:
-        for _, change, word, _ in ADMISSION[-5:]:
+        for _, change, word, _ in ADMISSION[-6:-1]:
             with self.subTest(word=word):
                 reason = self.refused(self.with_gpu_a(), offer(**{"host": "gpu-b", **change})).reason
                 for long in (SIG_A.hex()[:9], SIG_B.hex()[:9], "012345678", "abcdefghi"):
                     self.assertNotIn(long, reason)
+
+    def test_a_world_that_is_full_waits_for_one_to_leave(self) -> None:
+        ledger = self.with_gpu_a(2)
+        refusal = self.refused(ledger, offer("gpu-b", local_devices=b"\0"))
+        self.assertIn("'gpu-b' offers 1 device, and 0 of 2 ranks are free", refusal.text)
+        self.assertIn("wait until a host leaves", refusal.text)
+        self.assertTrue(refusal.code.retry)
 
     def test_asking_for_the_refusal_admits_nobody(self) -> None:
         ledger = self.with_gpu_a()

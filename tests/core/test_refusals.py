@@ -24,8 +24,9 @@ WORDS = (
     "run-mismatch",
     "nccl-mismatch",
     "model-mismatch",
+    "too-many-ranks",
 )
-WORTH_A_RETRY = {"window-closed", "duplicate-host", "run-mismatch"}
+WORTH_A_RETRY = {"window-closed", "duplicate-host", "run-mismatch", "too-many-ranks"}
 SHORTENED = (
     ("", ""),
     ("a", "a"),

@@ -103,6 +103,12 @@ class AnswerTests(CheckTestCase):
             dial = door.dial(version=version)
             self.assertEqual(dial.join(hello), Reject(told["reason"]))
 
+    def test_it_says_too_many_ranks_as_the_hello_would_hear(self) -> None:
+        door = self.door(window(min_rank_start=3, target_ranks=3))
+        _, told = self.ask(door, post(body_of(make_hello("gpu-b", 2))))
+        self.assertEqual((told["admitted"], told["word"], told["retry"]), (False, "too-many-ranks", True))
+        self.assertEqual(door.dial().join(make_hello("gpu-b", 2)), Reject(told["reason"]))
+
     def test_it_touches_nothing(self) -> None:
         door = self.door()
         before = observed(door)
