@@ -14,7 +14,7 @@ from flodl_tw.core.log_text import shown
 from flodl_tw.core.window import Phase, StartMode
 from flodl_tw.limits import MAX_REASON_BYTES
 from flodl_tw.run import Run
-from flodl_tw.web.access import ABORT, CHECK, START, Attempt, DeclinedError, authorise
+from flodl_tw.web.access import Attempt, DeclinedError, authorise
 from flodl_tw.web.hello_json import hello_from_json
 
 NO_REASON: Final = "no reason given"
@@ -22,7 +22,10 @@ NO_REASON: Final = "no reason given"
 
 def start_run(run: Run, attempt: Attempt, own_names: frozenset[str]) -> dict[str, object]:
     """Close the window with the ranks that are in."""
-    authorise(START, attempt, run.session_salt.hex(), own_names, needs_token=not attempt.from_loopback)
+    salt = run.session_salt.hex()
+    authorise(
+        "start a run", "a start from another host", attempt, salt, own_names, needs_token=not attempt.from_loopback
+    )
     window = run.settings.window
     if window.start_mode is StartMode.AUTO:
         raise DeclinedError(
@@ -41,7 +44,10 @@ def start_run(run: Run, attempt: Attempt, own_names: frozenset[str]) -> dict[str
 
 def abort_run(run: Run, attempt: Attempt, own_names: frozenset[str], body: bytes) -> dict[str, object]:
     """End the run, whatever it is doing."""
-    authorise(ABORT, attempt, run.session_salt.hex(), own_names, needs_token=not attempt.from_loopback)
+    salt = run.session_salt.hex()
+    authorise(
+        "abort a run", "an abort from another host", attempt, salt, own_names, needs_token=not attempt.from_loopback
+    )
     try:
         reason = read_reason(body)
     except ValueError as error:
@@ -76,7 +82,8 @@ def check_hello(
 
     A hello needs the token wherever it comes from, and so does this.
     """
-    authorise(CHECK, attempt, run.session_salt.hex(), own_names, needs_token=credentialed)
+    salt = run.session_salt.hex()
+    authorise("check a host", "a check", attempt, salt, own_names, needs_token=credentialed)
     try:
         hello, version = hello_from_json(body)
     except ValueError as error:
