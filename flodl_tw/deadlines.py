@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -101,14 +101,6 @@ def use_monotonic_clock(reactor: IReactorTime) -> None:
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
 
 
-class Closable(Hashable, Protocol):
-    """The part of a TCP transport that closing needs."""
-
-    def loseConnection(self) -> None: ...
-
-    def abortConnection(self) -> None: ...
-
-
 class Closer:
     """Closes connections for good: asks first, and insists after the grace.
 
@@ -116,9 +108,11 @@ class Closer:
     """
 
     def __init__(self, clock: IReactorTime) -> None:
-        self._waiting: DeadlineQueue[Closable] = DeadlineQueue(clock, CLOSE_GRACE, _insist)
+        self._waiting: DeadlineQueue[ITCPTransport] = DeadlineQueue(
+            clock, CLOSE_GRACE, lambda transport: transport.abortConnection()
+        )
 
-    def close(self, transport: Closable) -> None:
+    def close(self, transport: ITCPTransport) -> None:
         """Let what is written leave, then close; by force after ``CLOSE_GRACE`` seconds."""
         if transport in self._waiting:
             # Asked already; asking again must not lengthen the grace.
@@ -126,14 +120,10 @@ class Closer:
         self._waiting.start(transport)
         transport.loseConnection()
 
-    def closed(self, transport: Closable) -> None:
+    def closed(self, transport: ITCPTransport) -> None:
         """The connection is gone."""
         self._waiting.stop(transport)
 
     def clear(self) -> None:
         """Stop the timer; for the end of the process."""
         self._waiting.clear()
-
-
-def _insist(transport: Closable) -> None:
-    transport.abortConnection()

@@ -8,20 +8,19 @@ from which accepted sockets inherit them.
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.interfaces import ISystemHandle, ITransport
 
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import printable
 from flodl_tw.limits import BACKLOG, KEEPALIVE_PROBES, Limits
 
 _MOST_KEEPALIVE_SECS: Final = 32767
+_OURS: Final = "name one of this machine's addresses"
 _MOST_MS: Final = (1 << 31) - 1
 
 
@@ -30,22 +29,27 @@ def listen(interface: str, port: int, limits: Limits) -> socket.socket:
 
     Raises SettingError with one line for the operator when it cannot be had.
     """
-    family, address = _resolve(interface)
-    interface = interface if interface.isprintable() else repr(interface)
-    sock = _socket(family, interface)
-    host, scope = (address[0], address[2:]) if address else ("::" if sock.family is socket.AF_INET6 else "", ())
+    family, (host, _, *scope) = _resolve(interface)
+    try:
+        return _bound(family, (host, port, *scope), limits)
+    except OSError as error:
+        raise _bind_error(interface, port, error) from None
+
+
+def _bound(family: socket.AddressFamily, address: tuple[object, ...], limits: Limits) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _tune(sock, limits)
-        if sock.family is socket.AF_INET6:
+        if family is socket.AF_INET6:
             # The system's default may be either; an operator who lists one address means that one.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind((host, port, *scope))
+        sock.bind(address)
         sock.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise _bind_error(interface, port, error) from None
+        raise
     return sock
 
 
@@ -65,17 +69,6 @@ def _timeout_ms(seconds: int) -> int:
     return min(seconds * 1000, _MOST_MS)
 
 
-def _socket(family: socket.AddressFamily | None, interface: str) -> socket.socket:
-    if family is not None:
-        try:
-            return socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            raise SettingError(
-                "--interface", interface, f"this machine cannot open it ({error.strerror})", "name another address"
-            ) from None
-    return socket.socket(socket.AF_INET6 if has_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
-
-
 def has_ipv6() -> bool:
     """Whether this machine can bind IPv6; a kernel may have it compiled in and switched off."""
     try:
@@ -86,69 +79,32 @@ def has_ipv6() -> bool:
     return True
 
 
-def _resolve(interface: str) -> tuple[socket.AddressFamily | None, tuple[Any, ...]]:
-    """The family and socket address of ``interface``; no family for every address."""
+def _resolve(interface: str) -> tuple[socket.AddressFamily, tuple[object, ...]]:
+    """The family and socket address of ``interface``, or of every address."""
     if not interface:
-        return None, ()
+        return (socket.AF_INET6, ("::", 0)) if has_ipv6() else (socket.AF_INET, ("", 0))
     try:
         found = socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         # A name that is no name at all (an empty or over-long label) is a UnicodeError.
-        why = getattr(error, "strerror", None) or "it is no host name"
-        shown = interface if interface.isprintable() else repr(interface)
-        raise SettingError(
-            "--interface", shown, f"it does not resolve ({why})", "give one of this machine's addresses"
-        ) from None
+        why = f"it does not resolve ({getattr(error, 'strerror', None) or 'it is no host name'})"
+        raise SettingError("--interface", printable(interface), why, _OURS) from None
     addresses = list(dict.fromkeys((info[0], tuple(info[4])) for info in found))
     if len(addresses) > 1:
         named = ", ".join(str(address[0]) for _, address in addresses)
-        raise SettingError(
-            "--interface", interface, f"it stands for {len(addresses)} addresses ({named})", "name one of them"
-        )
+        why = f"it stands for {len(addresses)} addresses ({named})"
+        raise SettingError("--interface", interface, why, "name one of them")
     return addresses[0]
 
 
 def _bind_error(interface: str, port: int, error: OSError) -> SettingError:
     if error.errno == errno.EADDRINUSE:
-        holder = port_holder(port)
-        return SettingError(
-            "--port",
-            port,
-            "it is in use" + (f" by process {holder}" if holder else ""),
-            "end what holds it, or choose another --port",
-        )
+        way_out = f"end what holds it (ss -ltnp 'sport = :{port}' tells), or choose another --port"
+        return SettingError("--port", port, "it is in use", way_out)
     if error.errno == errno.EACCES:
         return SettingError("--port", port, "this user may not bind it", "choose a --port of 1024 or more")
-    return SettingError(
-        "--interface",
-        interface or "(all)",
-        f"it cannot be bound ({error.strerror})",
-        "name one of this machine's addresses",
-    )
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                yield f"socket:[{fields[9]}]"
-
-
-def port_holder(port: int) -> int | None:
-    """The process id that listens on ``port``, where this user may see it."""
-    inodes = set(_listening_inodes(port))
-    for directory in Path("/proc").glob("[0-9]*/fd") if inodes else ():
-        try:
-            if any(os.readlink(entry) in inodes for entry in directory.iterdir()):
-                return int(directory.parent.name)
-        except OSError:
-            continue
-    return None
+    why = f"it cannot be bound ({error.strerror})"
+    return SettingError("--interface", printable(interface) or "(all)", why, _OURS)
 
 
 def bound_to_loopback(sock: socket.socket) -> bool:
@@ -163,13 +119,11 @@ def shown_binding(sock: socket.socket) -> str:
     return show_endpoint(classify(host).shown, port) + note
 
 
-def raise_descriptor_limit() -> int:
-    """Raise this process's descriptor limit to what the system grants, and give it."""
+def raise_descriptor_limit() -> None:
+    """Raise this process's descriptor limit to what the system grants."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return soft
 
 
 def descriptor_limit() -> int:

@@ -120,14 +120,12 @@ class StateFolder:
 
     def made_token(self) -> bytes:
         """The token made at an earlier start, or one made now; mode 0600."""
-        if self.token_file.exists():
-            return read_token_file(str(self.token_file), "--state-dir")
-        token = secrets.token_bytes(SALT_BYTES)
         try:
-            write_atomically(self.token_file, token.hex() + "\n")
+            if not self.token_file.exists():
+                make_token_file(str(self.token_file))
         except OSError as error:
             raise _unwritable("--state-dir", self.token_file, error) from None
-        return token
+        return read_token_file(str(self.token_file), "--state-dir")
 
     def close(self) -> None:
         """Give the lock back."""
@@ -142,12 +140,10 @@ def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or nothing."""
     part = _part(path)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
+    part.write_text(text, encoding="ascii")
     part.replace(path)
 
 

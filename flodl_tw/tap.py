@@ -187,7 +187,7 @@ def _with_token(settings: ControllerSettings, bound: socket.socket) -> Controlle
 
 
 def _write_port(listening: object, server: ControllerServer, path: Path) -> None:
-    write_atomically(path, f"{server.port}\n", 0o644)
+    write_atomically(path, f"{server.port}\n")
 
 
 def _stop_with_status(end: RunEnd, server: ControllerServer) -> None:

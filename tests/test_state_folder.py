@@ -55,7 +55,7 @@ class WritableTests(StateTestCase):
         path = self.folder / "port"
         path.write_text("an older and longer text")
         check_writable("--port-file", path)
-        write_atomically(path, "1\n", 0o644)
+        write_atomically(path, "1\n")
         self.assertEqual((path.read_text(), stat.S_IMODE(path.stat().st_mode) & 0o600), ("1\n", 0o600))
         self.assertEqual([entry.name for entry in self.folder.iterdir()], ["port"])
 

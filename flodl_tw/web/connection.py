@@ -6,7 +6,6 @@ the whole request has one deadline, and what follows the request is not read.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -57,14 +56,6 @@ class StatusRequest(Request):
         return b"localhost"
 
 
-class Stage(Enum):
-    """How far a status connection is."""
-
-    READING = "reading"
-    ANSWERING = "answering"
-    REFUSED = "refused"
-
-
 class StatusProtocol(HTTPChannel):
     """One HTTP connection, from its first byte to its answer.
 
@@ -80,7 +71,8 @@ class StatusProtocol(HTTPChannel):
         super().__init__()
         self.site = site
         self._peeker = peeker
-        self._stage = Stage.READING
+        self._reading = True
+        self._answering = False
         self._start_line = b""
         self._lines = self._head_bytes = self._body_bytes = 0
         self._max_body = MAX_BODY
@@ -92,17 +84,17 @@ class StatusProtocol(HTTPChannel):
     # What the transport and the peeker call
 
     def dataReceived(self, data: bytes) -> None:
-        if self._stage is Stage.READING:
+        if self._reading:
             super().dataReceived(data)
 
     def readConnectionLost(self) -> None:
         """The client has shut its side: it still gets the answer to a whole request."""
-        if self._stage is Stage.READING:
+        if self._reading:
             self._cut_off()
             self._peeker.close()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
-        if self._stage is Stage.READING:
+        if self._reading:
             self._cut_off()
         super().connectionLost(reason)
 
@@ -123,7 +115,7 @@ class StatusProtocol(HTTPChannel):
             self._refuse(431, f"the request's head is over the limit of {self.maxHeaders} lines")
         else:
             super().lineReceived(line)
-        return self._stage is not Stage.READING
+        return not self._reading
 
     def lineLengthExceeded(self, line: bytes) -> bool:  # noqa: N802  Twisted's name
         if self._lines:
@@ -152,7 +144,7 @@ class StatusProtocol(HTTPChannel):
             super().allHeadersReceived()
 
     def allContentReceived(self) -> None:
-        if self._stage is Stage.READING:
+        if self._reading:
             super().allContentReceived()
 
     def checkPersistence(self, request: Request, version: bytes) -> bool:  # noqa: N802  Twisted's name
@@ -160,11 +152,11 @@ class StatusProtocol(HTTPChannel):
 
     def loseConnection(self) -> None:
         """The answer is written, or a refusal: the parser's own is a bare 400."""
-        if self._stage is Stage.READING:
-            self._leave_reading(Stage.REFUSED)
+        if self._reading:
+            self._stop_reading()
             self._peeker.dropped(ConnectionEnd.HTTP_400, "its HTTP request does not parse")
         super().loseConnection()
-        if self._stage is Stage.REFUSED:
+        if not self._answering:
             self._peeker.close()
 
     # What requests ask and call
@@ -180,13 +172,14 @@ class StatusProtocol(HTTPChannel):
     def takes_body(self, count: int) -> bool:
         """Whether ``count`` more bytes of the body are within the limit; the request is refused if not."""
         self._body_bytes += count
-        if self._stage is Stage.READING and self._body_bytes > self._max_body:
+        if self._reading and self._body_bytes > self._max_body:
             self._refuse_body()
-        return self._stage is Stage.READING
+        return self._reading
 
     def identified(self) -> None:
         """The request has arrived, its body included."""
-        self._leave_reading(Stage.ANSWERING)
+        self._stop_reading()
+        self._answering = True
         self._peeker.identified()
 
     # Ends
@@ -202,7 +195,7 @@ class StatusProtocol(HTTPChannel):
         self._refuse(413, f"the request's body is over the limit of {self._max_body} bytes")
 
     def _refuse(self, code: int, error: str) -> None:
-        self._leave_reading(Stage.REFUSED)
+        self._stop_reading()
         self._peeker.dropped(ConnectionEnd[f"HTTP_{code}"], error)
         body = compact({"error": error}).encode()
         headers = Headers({name: [value] for name, value in answer_headers(body).items()})
@@ -211,12 +204,12 @@ class StatusProtocol(HTTPChannel):
             self.write(body)
         self.loseConnection()
 
-    def _leave_reading(self, stage: Stage) -> None:
-        self._stage = stage
+    def _stop_reading(self) -> None:
+        self._reading = False
         self._deadline.cancel()
 
     def _cut_off(self) -> None:
-        self._leave_reading(Stage.REFUSED)
+        self._stop_reading()
         self._peeker.left(ConnectionEnd.CUT_OFF_REQUEST)
 
     def _expired(self) -> None:
@@ -224,7 +217,7 @@ class StatusProtocol(HTTPChannel):
         self._deadline = after(self._clock, 0, self._expire)
 
     def _expire(self) -> None:
-        self._leave_reading(Stage.REFUSED)
+        self._stop_reading()
         secs = self._peeker.door.limits.request
         self._peeker.drop(ConnectionEnd.REQUEST_DEADLINE, f"no whole HTTP request within {secs} s")
 
