@@ -92,44 +92,33 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
         raise SettingError("--state-dir", "", limit, "name a folder of your own") from None
 
 
-class StateFolder:
-    """The folder of one port, locked while this object (and the process) lives."""
+def lock_folder(base: Path, port: int) -> Path:
+    """The folder of one port, which is this process's alone until it ends."""
+    path = base / str(port)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        limit = f"it cannot be used ({error.strerror})"
+        raise SettingError("--state-dir", path, limit, "name a folder of your own") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        limit, way_out = "another controller of this port holds its lock", "end that one, or give each its own"
+        raise SettingError("--state-dir", path, limit, f"{way_out} --state-dir") from None
+    return path
 
-    def __init__(self, base: Path, port: int) -> None:
-        self.path = base / str(port)
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            limit = f"it cannot be used ({error.strerror})"
-            raise SettingError("--state-dir", self.path, limit, "name a folder of your own") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            limit = "another controller of this port holds its lock"
-            raise SettingError(
-                "--state-dir", self.path, limit, "end that one, or give each its own --state-dir"
-            ) from None
 
-    @property
-    def token_file(self) -> Path:
-        """Where the token is that the controller makes for itself."""
-        return self.path / "token"
-
-    def made_token(self) -> bytes:
-        """The token made at an earlier start, or one made now; mode 0600."""
-        try:
-            if not self.token_file.exists():
-                make_token_file(str(self.token_file))
-        except OSError as error:
-            raise _unwritable("--state-dir", self.token_file, error) from None
-        return read_token_file(str(self.token_file), "--state-dir")
-
-    def close(self) -> None:
-        """Give the lock back."""
-        os.close(self._lock)
+def made_token(path: Path) -> bytes:
+    """The token that was made at an earlier start, or one that is made now; mode 0600."""
+    try:
+        if not path.exists():
+            make_token_file(str(path))
+    except OSError as error:
+        raise _unwritable("--state-dir", path, error) from None
+    return read_token_file(str(path), "--state-dir")
 
 
 def _unwritable(option: str, path: Path, error: OSError) -> SettingError:

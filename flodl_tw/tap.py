@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import MultiService, Service
@@ -32,7 +31,7 @@ from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
 from flodl_tw.run import RunEnd
 from flodl_tw.settings import ControllerSettings
-from flodl_tw.state_folder import StateFolder, check_writable, write_atomically
+from flodl_tw.state_folder import check_writable, lock_folder, made_token, write_atomically
 
 if TYPE_CHECKING:
     from flodl_tw.server import ControllerServer
@@ -54,12 +53,7 @@ class Options(usage.Options):
         ["min-rank-start", None, None, "Quorum: ranks without which no world forms [default: 1]."],
         ["target-ranks", None, None, "Ranks at which the window closes at once."],
         ["join-timeout", None, None, "Seconds after which a quorum is enough, except with manual [default: 300]."],
-        [
-            "max-join-timeout",
-            None,
-            None,
-            "Hard cap: seconds after which a run without a world fails [default: 600 or more].",
-        ],
+        ["max-join-timeout", None, None, "Seconds after which a run without a world fails [default: 600 or more]."],
         ["start", None, None, "Who closes the window: auto (the clock, the default), manual (the operator) or hybrid."],
         ["backend", None, "nccl", "Data plane: nccl (one GPU vendor, one NCCL minor version) or cpu."],
         ["rendezvous", None, None, "Rendezvous channel: native, off, or an endpoint [default: native, off with cpu]."],
@@ -70,12 +64,7 @@ class Options(usage.Options):
         ["store-max-keys", None, "1000000", "Keys that a world's store may hold."],
         ["frame-ceiling", None, "1073741824", "Bytes of the largest frame that relays pass on (with --control)."],
         ["nccl-socket-ifname", None, "", "Network interface for the ranks of hosts that no cluster file names."],
-        [
-            "token-file",
-            None,
-            None,
-            "File with the token, 32 hex digits, for its owner alone [default: $FLODL_JOIN_TOKEN].",
-        ],
+        ["token-file", None, None, "File with the token, 32 hex digits, its owner's [default: $FLODL_JOIN_TOKEN]."],
         ["dataset-sig", None, None, "Dataset signature that hosts must have, 64 hex digits."],
         ["model-sig", None, None, "Model signature that hosts must have, 64 hex digits."],
         ["on-loss", None, "abort", "What a lost host or failed rank does to the others: abort or continue."],
@@ -110,30 +99,26 @@ class Announcement(Service):
 
     def __init__(self, settings: ControllerSettings, bound: socket.socket, server: ControllerServer) -> None:
         self._settings = settings
-        self._where = sockets.shown_binding(bound)
-        host, self._port = bound.getsockname()[:2]
-        self._name = socket.gethostname() if host in ("::", "0.0.0.0") else classify(host).shown  # noqa: S104
-        self._loopback = sockets.bound_to_loopback(bound)
+        self._bound = bound
         self._server = server
 
     def startService(self) -> None:
         super().startService()
-        source = self._settings.token_source
         for warning in self._settings.warnings:
             _log.warn("{warning}", warning=warning)
-        _log.info(
-            "listening on {where}; descriptors are enough for {capacity} hosts",
-            where=self._where,
-            capacity=self._server.capacity.most,
-        )
-        if source is None and not self._loopback:
+        where, most = sockets.shown_binding(self._bound), self._server.capacity.most
+        _log.info("listening on {where}; descriptors are enough for {capacity} hosts", where=where, capacity=most)
+        source = self._settings.token_source
+        if source is None and not sockets.bound_to_loopback(self._bound):
             _log.warn(
                 "--open-admission: whoever reaches {where} can join this run and spoil it; "
                 "use it on a network that you trust whole",
-                where=self._where,
+                where=where,
             )
+        host, port = self._bound.getsockname()[:2]
+        name = socket.gethostname() if host in ("::", "0.0.0.0") else classify(host).shown  # noqa: S104
         needs = "" if source is None else f"admission needs the token in {source}; "
-        ours, fdls = join_commands(show_endpoint(self._name, self._port), source is not None)
+        ours, fdls = join_commands(show_endpoint(name, port), source is not None)
         _log.info("{needs}join with: {ours} (or: {fdls})", needs=needs, ours=ours, fdls=fdls)
 
 
@@ -161,8 +146,9 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     use_thread_resolver(reactor)
     # A terminal that hangs up must not take a world with it unannounced.
     signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    if settings.port_file is not None:
-        check_writable("--port-file", settings.port_file)
+    path = settings.port_file
+    if path is not None:
+        check_writable("--port-file", path)
     sockets.raise_descriptor_limit()
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
     settings = _with_token(settings, bound)
@@ -170,8 +156,8 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     services = MultiService()
     for part in (Announcement(settings, bound, server), server):
         part.setServiceParent(services)
-    if settings.port_file is not None:
-        server.when_listening().addCallback(_write_port, server, settings.port_file)
+    if path is not None:
+        server.when_listening().addCallback(lambda _: write_atomically(path, f"{server.port}\n"))
     if settings.after_run is AfterRun.EXIT:
         server.when_over().addCallback(_stop_with_status, server)
     return services
@@ -180,14 +166,10 @@ def _assemble(settings: ControllerSettings) -> MultiService:
 def _with_token(settings: ControllerSettings, bound: socket.socket) -> ControllerSettings:
     """The settings with a token that is made and kept, where the bind needs one and the operator gave none."""
     assert settings.state_dir is not None
-    folder = StateFolder(settings.state_dir, bound.getsockname()[1])
+    token_file = lock_folder(settings.state_dir, bound.getsockname()[1]) / "token"
     if settings.token is not None or settings.open_admission or sockets.bound_to_loopback(bound):
         return settings
-    return replace(settings, token=folder.made_token(), token_source=str(folder.token_file))
-
-
-def _write_port(listening: object, server: ControllerServer, path: Path) -> None:
-    write_atomically(path, f"{server.port}\n")
+    return replace(settings, token=made_token(token_file), token_source=str(token_file))
 
 
 def _stop_with_status(end: RunEnd, server: ControllerServer) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.options import OptionReader
-from flodl_tw.state_folder import StateFolder, check_writable, given_token, read_token_file, write_atomically
+from flodl_tw.state_folder import (
+    check_writable,
+    given_token,
+    lock_folder,
+    made_token,
+    read_token_file,
+    write_atomically,
+)
 
 
 class StateTestCase(unittest.TestCase):
@@ -64,22 +71,20 @@ class TokenTests(StateTestCase):
     """Tokens in files."""
 
     def test_a_made_token_is_kept_for_its_owner_alone(self) -> None:
-        folder = StateFolder(self.folder, 29500)
-        self.addCleanup(folder.close)
-        token = folder.made_token()
-        self.assertEqual(folder.made_token(), token)
-        self.assertEqual(stat.S_IMODE(folder.token_file.stat().st_mode), 0o600)
-        self.assertEqual(stat.S_IMODE(folder.path.stat().st_mode), 0o700)
-        self.assertEqual(read_token_file(str(folder.token_file)), token)
+        folder = lock_folder(self.folder, 29500)
+        token = made_token(folder / "token")
+        self.assertEqual(made_token(folder / "token"), token)
+        self.assertEqual(stat.S_IMODE((folder / "token").stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(folder.stat().st_mode), 0o700)
+        self.assertEqual(read_token_file(str(folder / "token")), token)
 
     def test_a_made_token_that_went_bad_is_named_by_its_folder_s_option(self) -> None:
-        folder = StateFolder(self.folder, 29500)
-        self.addCleanup(folder.close)
-        folder.token_file.write_text("bad")
-        folder.token_file.chmod(0o600)
+        path = self.folder / "token"
+        path.write_text("bad")
+        path.chmod(0o600)
         with self.assertRaises(SettingError) as caught:
-            folder.made_token()
-        self.assertTrue(str(caught.exception).startswith(f"--state-dir {folder.token_file}: a token is 32 hex digits"))
+            made_token(path)
+        self.assertTrue(str(caught.exception).startswith(f"--state-dir {path}: a token is 32 hex digits"))
 
     def test_a_token_given_for_its_file_is_not_shown(self) -> None:
         with self.assertRaises(SettingError) as caught:
@@ -101,9 +106,8 @@ class TokenTests(StateTestCase):
         self.assertEqual(given, (bytes.fromhex(name), "(not shown)"))
 
     def test_a_folder_has_one_controller(self) -> None:
-        first = StateFolder(self.folder, 29500)
+        lock_folder(self.folder, 29500)
         with self.assertRaises(SettingError) as caught:
-            StateFolder(self.folder, 29500)
+            lock_folder(self.folder, 29500)
         self.assertIn("another controller of this port holds its lock", str(caught.exception))
-        first.close()
-        StateFolder(self.folder, 29500).close()
+        lock_folder(self.folder, 29501)

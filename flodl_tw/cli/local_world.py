@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet import defer
 
@@ -21,6 +21,7 @@ from flodl_tw.core.tokens import TOKEN_VARIABLE
 from flodl_tw.core.window import WindowSettings
 from flodl_tw.limits import SCALE_VARIABLE, STOP_GRACE, Limits, parse_scale
 from flodl_tw.options import ENVIRONMENT_PREFIX, OptionReader, environment_name
+from flodl_tw.reactor import IReactor
 from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 
@@ -51,7 +52,7 @@ def shares(choice: Choice, hosts: int) -> list[Choice]:
     return parts
 
 
-def local_server(reactor: Any, ranks: int, scale: float) -> ControllerServer:
+def local_server(reactor: IReactor, ranks: int, scale: float) -> ControllerServer:
     """A controller for one world of as many ranks, on loopback, on a port that the system chooses."""
     limits = Limits.at(scale)
     window = WindowSettings(min_rank_start=ranks, target_ranks=ranks)
@@ -66,8 +67,8 @@ def world_outcome(outcomes: list[Outcome]) -> Outcome:
 
 
 def run_world(
-    reactor: Any,
-    options: Mapping[str, Any],
+    reactor: IReactor,
+    options: Mapping[str, object],
     program: list[str],
     environ: Mapping[str, str],
     choose: Callable[[], Choice],

@@ -32,8 +32,8 @@ def token(options: Mapping[str, object], program: list[str], environ: Mapping[st
     try:
         make_token_file(path)
     except FileExistsError:
-        found, way_out = _found(path)
-        raise SettingError("FILE", path, f"{found} is there already, and is left as it is", way_out) from None
+        limit = "it is there already, and is left as it is"
+        raise SettingError("FILE", path, limit, "name another file, or use that one") from None
     except OSError as error:
         full = error.errno in FULL
         way_out = "make room there, or name a file elsewhere" if full else "name a file in a folder of yours"
@@ -46,13 +46,6 @@ def token(options: Mapping[str, object], program: list[str], environ: Mapping[st
     for line in lines(path, socket.gethostname()):
         printer.show(line)
     return 1 if printer.failed else 0
-
-
-def _found(path: str) -> tuple[str, str]:
-    """What is where the file was to be, and the way out."""
-    if os.path.isfile(path) and not os.path.islink(path):
-        return "a file", "use that one, or name another, or remove it first"
-    return "a link" if os.path.islink(path) else "a folder or device", "name another file"
 
 
 def lines(path: str, host: str) -> tuple[str, str, str]:
