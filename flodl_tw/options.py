@@ -111,18 +111,13 @@ class OptionReader:
         found = self._find(name)
         return found is not None and found is self._file.get(name)
 
-    def argument(self, name: str) -> str | None:
-        """An argument without a name, which no variable and no file gives."""
-        value = self._options.get(name)
-        return None if value is None else str(value)
-
     def endpoint(self, name: str) -> tuple[str, int] | None:
-        """Host and port of an argument ``HOST[:PORT]``."""
-        text = self.argument(name)
+        """Host and port of an argument ``HOST[:PORT]``, which no variable and no file gives."""
+        value = self._options.get(name)
         try:
-            return None if text is None else parse_endpoint(text)
+            return None if value is None else parse_endpoint(str(value))
         except ValueError as error:
-            raise SettingError("HOST[:PORT]", shown(text or ""), str(error), "name the controller") from None
+            raise SettingError("HOST[:PORT]", shown(str(value)), str(error), "name the controller") from None
 
     def wrong(self, name: str, limit: str, way_out: str) -> SettingError:
         """The error for the option's value."""

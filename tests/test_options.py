@@ -57,9 +57,9 @@ class SourceTests(OptionTestCase):
         self.assertEqual((given.get("port"), given.variable("FLODL_JOIN_TOKEN")), (None, "x"))
 
     def test_an_argument_without_a_name_has_no_variable_and_no_file(self) -> None:
-        given = OptionReader({}, {"FLODL_TW_CONTROLLER": "a"}, {"controller": Placed("b", "fdl.yml")})
-        self.assertIsNone(given.argument("controller"))
-        self.assertEqual(read(controller="c").argument("controller"), "c")
+        given = OptionReader({}, {"FLODL_TW_CONTROLLER": "a:1"}, {"controller": Placed("b:1", "fdl.yml")})
+        self.assertIsNone(given.endpoint("controller"))
+        self.assertEqual(read(controller="c:1").endpoint("controller"), ("c", 1))
 
     def test_a_variable_is_the_option_in_capitals_and_an_empty_one_is_unset(self) -> None:
         self.assertEqual(environment_name("stop-grace"), "FLODL_TW_STOP_GRACE")

@@ -71,11 +71,6 @@ class Player:
         """Whether the controller has accepted it."""
         return self.link is not None and self.link.ranks != ()
 
-    @property
-    def word(self) -> str:
-        """The first word of its refusal."""
-        return shortened(self.refusal.partition(":")[0], 64)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -218,8 +213,11 @@ class Rehearsal:
             for host in self._bad:
                 self._judge(host)
         await self._admit(others[-1:])
-        for refused in refusals(self._good):
-            self._tell(refused, wrong=True)
+        refused = [host for host in self._good if host.refusal]
+        if refused:
+            # Most often it is one reason for all.
+            told = f"{counted(len(refused), 'host')} refused, {refused[0].name} first: {refused[0].refusal}"
+            self._tell(told, wrong=True)
         joined = sum(host.is_in for host in self._good)
         told = f"all joined: {hosts}" if joined == plan.hosts else f"{joined} of {hosts} joined,"
         self.say(f"{told} with {counted(joined * plan.gpus, 'rank')}")
@@ -240,11 +238,12 @@ class Rehearsal:
     def _judge(self, host: Player) -> None:
         """Tell how a bad host fared."""
         due = BAD[host.bad or ""][0].value
+        well = host.refusal.partition(":")[0] == due
         if host.is_in:
             self._tell(f"{host.name} is in, and was to be refused with {due}", wrong=True)
         else:
-            how = "as it should be" if host.word == due else f"and not with {due}"
-            self._tell(f"{host.name} is refused, {how}: {host.refusal}", wrong=host.word != due)
+            how = "as it should be" if well else f"and not with {due}"
+            self._tell(f"{host.name} is refused, {how}: {host.refusal}", wrong=not well)
 
     async def _admit(self, hosts: Sequence[Player]) -> None:
         """Have these hosts dial, not too many at once, until each has its answer."""
@@ -327,15 +326,3 @@ class Rehearsal:
         self._break_off(why)
         await Deferred()
         raise AssertionError("nothing but a cancel ends this wait")
-
-
-def refusals(hosts: Sequence[Player]) -> list[str]:
-    """Those of the hosts that were refused: a line for each first word, since thousands may be refused alike."""
-    alike: dict[str, list[Player]] = {}
-    for host in hosts:
-        if host.refusal:
-            alike.setdefault(host.word, []).append(host)
-    return [
-        f"{counted(len(refused), 'host')} refused, {refused[0].name} first: {refused[0].refusal}"
-        for refused in alike.values()
-    ]

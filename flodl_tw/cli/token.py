@@ -15,7 +15,6 @@ from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import printable
 from flodl_tw.core.phrases import join_commands
 from flodl_tw.core.tokens import shown_path
-from flodl_tw.options import OptionReader
 from flodl_tw.state_folder import make_token_file
 
 DEFAULT_FILE: Final = "run.token"
@@ -24,8 +23,8 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 def token(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """Make the file; status 1 where the disk is full, or the lines cannot be written."""
-    given = OptionReader(options, environ).argument("file")
-    path = DEFAULT_FILE if given is None else given
+    given = options.get("file")
+    path = DEFAULT_FILE if given is None else str(given)
     if shown_path(path) != path:
         limit = "a file of this name could not be shown, and a token is made here, not given"
         raise SettingError("FILE", shown_path(path), limit, f"name a file such as {DEFAULT_FILE}")

@@ -1,6 +1,7 @@
 """What the operator may do by HTTP: ``POST /start``, ``/abort`` and ``/check``.
 
-Each is its refusals in their order, a DeclinedError each, and its answer.
+Each has its refusals in their order, a DeclinedError each, and its answer;
+whether the request may do it at all has been asked before.
 """
 
 from __future__ import annotations
@@ -14,18 +15,14 @@ from flodl_tw.core.log_text import shown
 from flodl_tw.core.window import Phase, StartMode
 from flodl_tw.limits import MAX_REASON_BYTES
 from flodl_tw.run import Run
-from flodl_tw.web.access import Attempt, DeclinedError, authorise
+from flodl_tw.web.access import DeclinedError
 from flodl_tw.web.hello_json import hello_from_json
 
 NO_REASON: Final = "no reason given"
 
 
-def start_run(run: Run, attempt: Attempt, own_names: frozenset[str]) -> dict[str, object]:
-    """Close the window with the ranks that are in."""
-    salt = run.session_salt.hex()
-    authorise(
-        "start a run", "a start from another host", attempt, salt, own_names, needs_token=not attempt.from_loopback
-    )
+def start_run(run: Run, address: str, body: bytes) -> dict[str, object]:
+    """Close the window with the ranks that are in; a body says nothing more."""
     window = run.settings.window
     if window.start_mode is StartMode.AUTO:
         raise DeclinedError(
@@ -38,23 +35,19 @@ def start_run(run: Run, attempt: Attempt, own_names: frozenset[str]) -> dict[str
     joined = run.ledger.joined_ranks
     if joined < window.min_rank_start:
         raise DeclinedError(409, f"quorum not met: {joined} of {window.min_rank_start} ranks have joined")
-    run.arm(attempt.address)
+    run.arm(address)
     return {"armed": True, "joined_ranks": joined, "min_rank_start": window.min_rank_start}
 
 
-def abort_run(run: Run, attempt: Attempt, own_names: frozenset[str], body: bytes) -> dict[str, object]:
+def abort_run(run: Run, address: str, body: bytes) -> dict[str, object]:
     """End the run, whatever it is doing."""
-    salt = run.session_salt.hex()
-    authorise(
-        "abort a run", "an abort from another host", attempt, salt, own_names, needs_token=not attempt.from_loopback
-    )
     try:
         reason = read_reason(body)
     except ValueError as error:
         raise DeclinedError(400, str(error)) from None
     if run.phase in (Phase.DONE, Phase.FAILED):
         raise DeclinedError(409, f"the run is {run.phase.value} already: an abort would change nothing")
-    run.abort(reason, attempt.address)
+    run.abort(reason, address)
     return {"aborted": True, "joined_hosts": run.ledger.joined_hosts}
 
 
@@ -75,20 +68,13 @@ def read_reason(body: bytes) -> str:
     return text
 
 
-def check_hello(
-    run: Run, credentialed: bool, attempt: Attempt, own_names: frozenset[str], body: bytes
-) -> dict[str, object]:
-    """What the hello in ``body`` would be answered now, by the admission itself, which it leaves as it was.
-
-    A hello needs the token wherever it comes from, and so does this.
-    """
-    salt = run.session_salt.hex()
-    authorise("check a host", "a check", attempt, salt, own_names, needs_token=credentialed)
+def check_hello(run: Run, address: str, body: bytes) -> dict[str, object]:
+    """What the hello in ``body`` would be answered now, by the admission itself, which it leaves as it was."""
     try:
         hello, version = hello_from_json(body)
     except ValueError as error:
         raise DeclinedError(400, str(error)) from None
-    offer = Offer(hello, version, attempt.address)
+    offer = Offer(hello, version, address)
     refusal = unspoken_version(version) or run.refusal(offer)
     if refusal is None:
         return {"admitted": True, "ranks": list(run.ledger.next_ranks(offer))}

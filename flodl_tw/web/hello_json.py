@@ -20,14 +20,12 @@ def hello_to_json(hello: Hello, version: int) -> dict[str, object]:
         "gpus": list(hello.gpus),
         "libtorch": hello.libtorch,
         "dataset_sig": hello.dataset_sig.hex(),
+        "run_id": hello.run_id,
+        "nccl_version": hello.nccl_version and list(hello.nccl_version),
+        "model_sig": hello.model_sig and hello.model_sig.hex(),
+        "version": version,
     }
-    if hello.run_id is not None:
-        told["run_id"] = hello.run_id
-    if hello.nccl_version is not None:
-        told["nccl_version"] = list(hello.nccl_version)
-    if hello.model_sig is not None:
-        told["model_sig"] = hello.model_sig.hex()
-    return {**told, "version": version}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def hello_from_json(data: bytes) -> tuple[Hello, int]:

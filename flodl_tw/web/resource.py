@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from klein import Klein
@@ -14,12 +14,14 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.ends import ConnectionEnd
-from flodl_tw.web.access import DeclinedError
+from flodl_tw.run import Run
+from flodl_tw.web.access import DeclinedError, authorise
 from flodl_tw.web.actions import abort_run, check_hello, start_run
 from flodl_tw.web.answers import answer, answer_json, attempt_of
 from flodl_tw.web.page import POLICY, page
 
 Answered = Awaitable[bytes | None]
+Action = Callable[[Run, str, bytes], dict[str, object]]
 
 ENDPOINTS: Final = (
     *("GET /state.json", "POST /start", "POST /abort", "POST /check"),
@@ -77,22 +79,26 @@ class StatusResource:
     @app.route("/start", methods=["POST"])
     def start(self, request: IRequest) -> Answered:
         """The operator's start."""
-        return answer_json(request, 200, start_run(self.controller.run, attempt_of(request), self._own_names))
+        return self._act(request, start_run, "start a run", "a start from another host")
 
     @app.route("/abort", methods=["POST"])
     def abort(self, request: IRequest) -> Answered:
         """The operator's end of the run."""
-        told = abort_run(self.controller.run, attempt_of(request), self._own_names, request.content.read())
-        return answer_json(request, 200, told)
+        return self._act(request, abort_run, "abort a run", "an abort from another host")
 
     @app.route("/check", methods=["POST"])
     def check(self, request: IRequest) -> Answered:
-        """Whether a hello would be admitted."""
-        controller = self.controller
-        told = check_hello(
-            controller.run, controller.credentialed, attempt_of(request), self._own_names, request.content.read()
-        )
-        return answer_json(request, 200, told)
+        """Whether a hello would be admitted; it needs the token wherever it comes from, and so does this."""
+        return self._act(request, check_hello, "check a host", "a check", needs_token=self.controller.credentialed)
+
+    def _act(
+        self, request: IRequest, action: Action, verb: str, what: str, *, needs_token: bool | None = None
+    ) -> Answered:
+        """Do it, where the request may; a token is needed from another host, unless ``needs_token`` says more."""
+        attempt, run = attempt_of(request), self.controller.run
+        needed = not attempt.from_loopback if needs_token is None else needs_token
+        authorise(verb, what, attempt, run.session_salt.hex(), self._own_names, needs_token=needed)
+        return answer_json(request, 200, action(run, attempt.address, request.content.read()))
 
     @app.handle_errors(DeclinedError)
     def declined(self, request: IRequest, failure: Failure) -> Answered:

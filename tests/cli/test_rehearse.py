@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory
 
 from flodl_tw.agent.dial import DialError
-from flodl_tw.cli.rehearse import AT_ONCE, BAD, Plan, Player, Rehearsal, read_plan, refusals
+from flodl_tw.cli.rehearse import AT_ONCE, BAD, Plan, Rehearsal, read_plan
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, WorldFormed, encode_join
 from flodl_tw.core.run_settings import RunSettings
@@ -410,22 +410,6 @@ class TestPlans(unittest.TestCase):
 
     def test_the_token_is_in_no_text(self) -> None:
         self.assertNotIn("token", repr(Plan(AT, token=TOKEN)))
-
-    def test_many_refused_hosts_share_a_line_a_word(self) -> None:
-        hosts = Plan(AT, hosts=9, gpus=2).good_hosts()
-        for host in hosts:
-            host.refusal = "window-closed: late"
-        hosts[0].refusal = "come back later"
-        self.assertEqual(
-            refusals(hosts),
-            [
-                "1 host refused, rehearsal-01 first: come back later",
-                "8 hosts refused, rehearsal-02 first: window-closed: late",
-            ],
-        )
-
-    def test_a_long_word_is_cut(self) -> None:
-        self.assertEqual(len(Player(make_hello(), refusal="x" * 100_000).word), 64)
 
 
 class TestOptions(unittest.TestCase):
