@@ -145,6 +145,9 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     use_monotonic_clock(reactor)
     use_thread_resolver(reactor)
     # A terminal that hangs up must not take a world with it unannounced.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # They are for ranks; a scheduler sends them to every process of a job.
+        signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     path = settings.port_file
     if path is not None:

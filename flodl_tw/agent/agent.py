@@ -108,10 +108,14 @@ class Agent:
             delay = min(2 * delay, MOST_DELAY)
         return self._stop
 
-    def signalled(self, number: int) -> None:
-        """A signal came to the agent: SIGTERM and SIGINT end it, any other is its ranks', where it has any."""
+    def signalled(self, number: int, *, known: bool = False) -> None:
+        """A signal came to the agent: SIGTERM and SIGINT end it, any other is its ranks', where it has any.
+
+        ``known``: its sender has reached the ranks already.
+        """
         if number not in (SIGTERM, SIGINT) and self._host is not None:
-            self._host.signal(number)
+            if not known:
+                self._host.signal(number)
             return
         if number in (SIGUSR1, SIGUSR2):
             return

@@ -20,6 +20,10 @@ from flodl_tw.agent.spawn import Guardian
 
 PARTIAL_SECS: Final = 1.0
 """How long an unfinished line waits for its end."""
+TAIL_BYTES: Final = 8192
+"""How much of a rank's errors is kept for the reason of its failure."""
+PIPE_READS: Final = 16
+"""Reads that empty a pipe, for sure."""
 DRAIN_SECS: Final = 2.0
 """How long output may stand still after everything of the host has ended; a process that got away may hold it open."""
 POLL_SECS: Final = 0.1
@@ -39,6 +43,8 @@ class Child(ProcessProtocol):
         self.running = True
         self.ended = False
         """Whether its output has ended, too."""
+        self.tail = b""
+        """The end of its errors so far."""
         self._children = children
         self._files = files
         self._cutters = {number: LineCutter(prefix.encode("utf-8", "surrogateescape")) for number in (OUT, ERR)}
@@ -48,6 +54,8 @@ class Child(ProcessProtocol):
         self._children.received += len(data)
         if number in self._files:
             self._children.sink.write(self._files[number], data)
+        if number == ERR:
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
         cutter = self._cutters[number]
         lines = cutter.feed(data)
         if lines:
@@ -65,6 +73,7 @@ class Child(ProcessProtocol):
         self.running = False
         how = reason.value
         assert isinstance(how, ProcessDone | ProcessTerminated)
+        self._read_errors()
         self._children.child_exited(self, -how.signal if how.signal else how.exitCode or 0)
 
     def processEnded(self, reason: Failure) -> None:
@@ -74,6 +83,14 @@ class Child(ProcessProtocol):
                 timer.cancel()
         for number, cutter in self._cutters.items():
             self._children.sink.write(number, cutter.end())
+
+    def _read_errors(self) -> None:
+        """Take what it said at last: its exit may be known before its pipe was read."""
+        reader = self.process.pipes.get(ERR)
+        for _ in range(PIPE_READS):
+            before = self._children.received
+            if reader is None or reader.doRead() is not None or self._children.received == before:
+                return
 
     def _flush(self, number: int) -> None:
         self._children.sink.write(number, self._cutters[number].flush_partial())

@@ -7,6 +7,9 @@ what leads a recorded session gets SIGTERM, the rest of the session once that
 has gone, and after the grace all of it SIGKILL; then the agent's folders of
 error files go, whose paths begin with PREFIX.
 
+The signals of ``WITNESSED`` it names on its standard output, a byte each: who
+sends them to every process of a job (Slurm does) has reached the ranks, too.
+
 usage: guardian.py GRACE_SECONDS [PREFIX]
 
 It runs without the package around it, on the standard library alone, so that
@@ -22,6 +25,7 @@ import sys
 import time
 from collections.abc import Collection
 
+WITNESSED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 POLL_SECS = 0.05
 """How often a session that is ending is looked at."""
 FOLDERS = "flodl-tw-errors-"
@@ -226,11 +230,20 @@ def _remove(path: str) -> None:
     os.rmdir(path)
 
 
+def _witness(number: int, frame: object) -> None:
+    try:
+        os.write(1, bytes((number,)))
+    except OSError:
+        return
+
+
 def main() -> None:
     """Guard until the agent's end."""
     # What ends a whole group or service must not end the one that cleans up after it.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    for number in WITNESSED:
+        signal.signal(number, _witness)
     # The agent holds them back until here.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.setsid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Final
 
 from twisted.internet.defer import Deferred
@@ -14,13 +14,14 @@ from flodl_tw.agent.assignment import Assignment
 from flodl_tw.agent.children import Child, Children
 from flodl_tw.agent.devices import Device
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
+from flodl_tw.agent.memory_events import OomKills
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
 from flodl_tw.agent.rank_environ import rank_environ, relay_environ
 from flodl_tw.agent.rank_files import ErrorFiles, LogFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.core.exits import exit_text
 from flodl_tw.core.messages import Abort
-from flodl_tw.core.reports import RankError
+from flodl_tw.core.reports import RankError, last_words
 
 RELAY_SECS: Final = 5.0
 """What a relay has to end by itself after the last rank."""
@@ -75,6 +76,7 @@ class HostRun:
         self._passed = SIGTERM
         """What the ranks were asked to end by."""
         self._takes_reports = places.assignment.group is not None and places.assignment.group.reports
+        self._oom_kills = OomKills()
         self._told: RankError | None = None
         """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
         self.children = make_children(exited=self._exited, all_gone=self._all_gone)
@@ -168,9 +170,14 @@ class HostRun:
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._say(f"rank {rank} left an exception: {error.text}")
-        else:
+        elif self._stopping or not code:
             error = self._told
-        if error is not None:
+        elif code == -SIGKILL:
+            error = RankError("not by its agent", self._oom_kills.explained(), "")
+            self._say(f"rank {rank} was killed {error.text}")
+        else:
+            error = last_words(child.tail)
+        if error is not None and self._takes_reports:
             self._link.explain(self._link.talk.ranks[index], error)
         if code or not self._stopping:
             # One that was told to end and did so politely has not done its part of the world's work: unreported,

@@ -32,6 +32,8 @@ from flodl_tw.reactor import IReactor
 
 FLUSH_SECS: Final = 5.0
 """How long a reader may take nothing of the rest of our output; for all of it, where a signal ended us."""
+WITNESS_SECS: Final = 0.2
+"""Within this the guardian has what was sent to every process of a job, before or after us."""
 SIGNALS: Final = (*ENDING, *PASSED_ON)
 """The signals that mean something to an agent or to its ranks."""
 
@@ -83,8 +85,15 @@ class Agents:
 
     def signalled(self, number: int) -> None:
         """One of ``SIGNALS`` came to this process."""
-        self._hurried |= number in ENDING
-        self._each(lambda agent: agent.signalled(number))
+        if number in ENDING:
+            self._hurried = True
+            self._each(lambda agent: agent.signalled(number))
+        else:
+            self._reactor.callLater(WITNESS_SECS, self._pass_on, number, self._reactor.seconds())
+
+    def _pass_on(self, number: int, came: float) -> None:
+        known = self._guardian.witnessed(number, came - WITNESS_SECS)
+        self._each(lambda agent: agent.signalled(number, known=known))
 
     def close(self) -> None:
         """After the last: let the guardian go, and write what is left to write.  It may block for a few seconds."""

@@ -36,6 +36,7 @@ def rank_environ(
         "CUDA_VISIBLE_DEVICES": mask,
         "HIP_VISIBLE_DEVICES": mask,
     }
+    environ.setdefault("PYTHONUNBUFFERED", "1")
     if assignment.group is not None:
         environ |= _torchrun(assignment, assignment.group, index)
         environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

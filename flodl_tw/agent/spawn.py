@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ from flodl_tw.agent import guardian, launcher, rank_files
 from flodl_tw.agent.guardian import Sessions
 from flodl_tw.reactor import IReactor
 
-PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON: Final = guardian.WITNESSED
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 SHORT_LIFE_SECS: Final = 1.0
 MOST_SHORT_LIVES: Final = 5
@@ -53,6 +54,7 @@ class Guardian(ProcessProtocol):
         self._descriptors = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)
         self._pipe: int | None = None
         self._closing = False
+        self._witnessed: dict[int, float] = {}
 
     def spawn(self, protocol: IProcessProtocol, words: Sequence[str], environ: Mapping[str, str]) -> Process:
         """Start ``words`` (an absolute path and its arguments) with exactly ``environ``; its pid is its session's id.
@@ -87,7 +89,7 @@ class Guardian(ProcessProtocol):
         words = [guardian.__file__, str(self._grace), *([] if begins is None else [begins])]
         theirs, self._pipe = os.pipe()
         try:
-            self._run(self, words, self._environ, {0: theirs, 1: 1, 2: 2})
+            self._run(self, words, self._environ, {0: theirs, 1: "r", 2: 2})
         except OSError:
             self._close_pipe()
             raise
@@ -108,6 +110,13 @@ class Guardian(ProcessProtocol):
         """We end in an orderly way: it ends, too, and with it what is still recorded."""
         self._closing = True
         self._close_pipe()
+
+    def childDataReceived(self, number: int, data: bytes) -> None:
+        self._witnessed |= dict.fromkeys(data, self._reactor.seconds())
+
+    def witnessed(self, number: int, since: float) -> bool:
+        """Whether a signal has come to the guardian, too, so that its sender has reached the ranks."""
+        return self._witnessed.get(number, -math.inf) >= since
 
     def processExited(self, reason: Failure) -> None:
         self._close_pipe()

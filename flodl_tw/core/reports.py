@@ -23,6 +23,11 @@ MOST_CHARS: Final = {"type": 120, "message": 580, "line": 300}
 """What is kept of each text: a thousand characters, which fit the frame with four bytes of UTF-8 each."""
 CODE_INDENT: Final = "    "
 _FRAME = re.compile(r'\s*File "(?P<file>[^"\n]*)", line (?P<number>[0-9]+), in (?P<name>.*)')
+_TRACEBACK = "Traceback (most recent call last)"
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""A terminal's colours."""
+_RANK = re.compile(r"^\[rank[0-9]+\]: ?")
+"""What torch writes before each line."""
 _NAMED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?", re.DOTALL)
 
 
@@ -78,6 +83,22 @@ def last_line(stack: str) -> str:
             code = code.strip() if code.startswith(CODE_INDENT) else ""
             return f"{found['file']}:{found['number']} in {found['name']}" + (f": {code}" if code else "")
     return ""
+
+
+def last_words(errors: bytes) -> RankError | None:
+    """What the end of a rank's standard error says: the exception of its last traceback, else its last line."""
+    text = _ESCAPE.sub("", errors.decode("utf-8", "replace"))
+    lines = [_RANK.sub("", line, count=1) for line in re.split(r"[\r\n]+", text) if line.strip()]
+    if not lines:
+        return None
+    begins = [place for place, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    stack = lines[begins[-1] + 1 :] if begins else []
+    raised = next((line for line in stack if not line.startswith(" ")), None)
+    named = None if raised is None else _NAMED.fullmatch(raised)
+    if named is None:
+        return RankError("its last line", tidy("message", lines[-1]), "")
+    where = last_line("\n".join(stack[: stack.index(named[0])]))
+    return RankError(tidy("type", named["type"]), tidy("message", named["message"] or ""), tidy("line", where))
 
 
 def report_payload(rank: int, error: RankError) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Child:
     """A rank."""
 
     running = True
-    last_words = ""
+    tail = b""
 
 
 class FakeLink:
@@ -97,6 +97,12 @@ class HostTestCase(AgentTestCase):
         self.children: Any = self.host.children
         self.host.start()
 
+    def fail(self, code: int, errors: bytes = b"") -> list[object]:
+        """The first rank ends; gives what is told of it."""
+        self.children.started[0].tail = errors
+        self.children.end(0, code)
+        return self.link.told
+
     def outcome(self) -> Outcome:
         return self.successResultOf(self.host.done)
 
@@ -138,3 +144,31 @@ class TestEnd(HostTestCase):
         told = "stopped: flodl-tw on its host got SIGTERM"
         self.assertEqual(self.link.told, [(4, told), (5, told)])
         self.assertEqual(self.outcome().status, 143)
+
+
+class TestCause(HostTestCase):
+    """What killed a rank."""
+
+    def test_an_exception_without_record_goes_with_the_exit(self) -> None:
+        told = self.fail(1, b'Traceback (most recent call last):\n  File "a.py", line 3, in f\nOSError: no disk\n')
+        self.assertEqual(told, [(4, "OSError: no disk, at a.py:3 in f"), (4, 1)])
+
+    def test_a_rank_without_a_last_word_is_reported_alone(self) -> None:
+        self.assertEqual(self.fail(3), [(4, 3)])
+
+    def test_what_a_clean_rank_said_is_no_cause(self) -> None:
+        self.assertEqual(self.fail(0, b"a warning\n"), [(4, 0)])
+
+    def test_a_kill_that_was_not_ours_names_the_oom_killer(self) -> None:
+        (_, text), end = self.fail(-SIGKILL, b"a warning\n")  # type: ignore[misc]
+        self.assertEqual(end, (4, -9))
+        self.assertIn("not by its agent: SIGKILL usually comes from the kernel's OOM killer", text)
+        self.assertTrue(any("rank 0 was killed not by its agent" in line for line in self.lines), self.lines)
+
+    def test_a_kill_that_was_ours_does_not(self) -> None:
+        self.link.heard(Abort("over"))
+        self.assertEqual(self.fail(-SIGKILL, b"a warning\n"), [(4, -9)])
+
+    def test_a_controller_that_takes_no_reports_gets_none(self) -> None:
+        self.host._takes_reports = False
+        self.assertEqual(self.fail(1, b"a warning\n"), [(4, 1)])

@@ -17,6 +17,7 @@ FLODL = {
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
+    "PYTHONUNBUFFERED",
 }
 TORCHRUN = {
     "RANK": "3",
@@ -143,6 +144,11 @@ class RankTests(unittest.TestCase):
         ):
             with self.subTest(assignment=assignment, base=base):
                 self.assertEqual(rank_environ(base, assignment, 0, "0").get("OMP_NUM_THREADS"), right)
+
+    def test_what_a_rank_prints_appears_at_once_unless_somebody_said_otherwise(self) -> None:
+        for base, right in (({}, "1"), ({"PYTHONUNBUFFERED": ""}, ""), ({"PYTHONUNBUFFERED": "0"}, "0")):
+            for assignment in (self.bare, self.grouped):
+                self.assertEqual(rank_environ(base, assignment, 0, "0")["PYTHONUNBUFFERED"], right)
 
     def test_nothing_of_another_launcher_or_of_the_operators_is_left(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS, **MASTER, **SECRET, **MASKS, "CUDA_VISIBLE_DEVICES": "4,5"}

@@ -16,6 +16,7 @@ from flodl_tw.core.reports import (
     MOST_CHARS,
     RankError,
     last_line,
+    last_words,
     read_error_file,
     read_report,
     report_payload,
@@ -44,6 +45,43 @@ def recorded(error: BaseException) -> bytes:
 
 def nested(message: Any, extra: Any = None) -> bytes:
     return json.dumps({"message": {"message": message, "extraInfo": extra}}).encode()
+
+
+class TestLastWords(unittest.TestCase):
+    """What the end of standard error says of a death."""
+
+    def said(self, text: str) -> str:
+        told = last_words(text.encode())
+        self.assertIsNotNone(told)
+        return "" if told is None else told.text
+
+    def test_the_exception_of_the_last_traceback_wins_over_what_was_said_after_it(self) -> None:
+        right = f"ValueError: no such shard: 7, at {WHERE}"
+        self.assertEqual(self.said(STACK), right)
+        self.assertEqual(
+            self.said(f"Traceback (most recent call last):\nOSError: first\n{STACK}[W] not destroyed\n"), right
+        )
+
+    def test_the_prefixes_of_torch_and_the_colours_of_a_terminal_are_none_of_it(self) -> None:
+        marked = "".join(f"[rank3]: {line}\n" for line in STACK.splitlines())
+        self.assertEqual(self.said(marked), f"ValueError: no such shard: 7, at {WHERE}")
+        self.assertEqual(self.said("\x1b[1;31mboom\x1b[0m\n"), "its last line: boom")
+
+    def test_without_one_it_is_the_last_line(self) -> None:
+        self.assertEqual(self.said("first\nlast \x07\n\n  \n"), "its last line: last ?")
+        self.assertEqual(self.said("10%\r20%\r"), "its last line: 20%")
+        self.assertEqual(self.said("Traceback (most recent call last):\n  cut"), "its last line: cut")
+
+    def test_silence_says_nothing(self) -> None:
+        self.assertIsNone(last_words(b""))
+        self.assertIsNone(last_words(b" \n\r\n"))
+
+    @given(st.binary(max_size=300))
+    def test_whatever_it_was_it_fits_a_report(self, errors: bytes) -> None:
+        told = last_words(errors)
+        if told is not None:
+            self.assertLessEqual(len(report_payload(1, told)), MAX_REPORT_BYTES)
+            self.assertTrue(told.text.isprintable())
 
 
 class Raises:

@@ -321,6 +321,7 @@ class TestProcess(SessionTestCase, FolderTestCase):
         self.guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(guardian.__file__)), str(grace), self.prefix],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -342,10 +343,10 @@ class TestProcess(SessionTestCase, FolderTestCase):
         return err
 
     def ignores(self, number: int) -> bool:
-        """Whether it has come so far as to ignore the signal."""
+        """Whether it has come so far as to survive the signal."""
         status = Path(f"/proc/{self.guardian.pid}/status").read_text()
-        (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
-        return bool(int(mask, 16) >> (number - 1) & 1)
+        masks = (line.split()[1] for line in status.splitlines() if line.startswith(("SigIgn:", "SigCgt:")))
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
     def gone(self, pid: int) -> Callable[[], bool]:
         return lambda: not alive(pid)

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from flodl_tw.cli.terminal import SAME_SECS
 from flodl_tw.core.messages import RankExited
 from tests.loopback.agents import (
     BASE,
@@ -66,6 +68,7 @@ def flodls(index: int, host: str, mask: str) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": mask,
         "HIP_VISIBLE_DEVICES": mask,
+        "PYTHONUNBUFFERED": "1",
     }
 
 
@@ -309,8 +312,8 @@ class SlowOnes(AgentTestCase):
         self.assertTrue(last.endswith("(status 1)"), last)
 
 
-WAITS = (*SH, 'trap "exit 0" TERM; echo begun; while :; do sleep 0.05; done')
-"""A rank that goes on until SIGTERM, and ends with 0 then."""
+WAITS = (*SH, 'trap "exit 0" TERM INT; echo begun; while :; do sleep 0.05; done')
+"""A rank that goes on until SIGTERM or SIGINT, and ends with 0 then."""
 
 
 class ExitStatus(AgentTestCase):
@@ -458,7 +461,7 @@ class RealController(AgentTestCase):
         agent.send_signal(signal.SIGINT)
         self.assertEqual((agent.ended(), other.ended()), (130, 1))
         reason = re.compile(
-            r"rank [01] of host 'gpu-a' exited with code -15 [(]killed by SIGTERM[)] "
+            r"rank [01] of host 'gpu-a' exited with code -2 [(]killed by SIGINT[)] "
             r"[(]stopped: flodl-tw on its host got SIGINT[)]"
         )
         self.assertRegex(controller.log, reason)
@@ -508,6 +511,9 @@ class RealController(AgentTestCase):
         # The grandchild ignores SIGTERM, and so the agent waits for it, and would for ten minutes.
         self.assertIsNone(agent.process.poll())
         agent.said("rank 0 exited")
+        agent.send_signal(signal.SIGTERM)
+        agent.said("SIGTERM came, too")
+        time.sleep(2 * SAME_SECS)
         agent.send_signal(signal.SIGTERM)
         self.assertEqual(agent.ended(), 139, agent.err)
         self.assertEqual(controller.ended(), 1)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flodl_tw.agent.process import WITNESS_SECS
 from flodl_tw.cli.terminal import SAME_SECS
 from flodl_tw.core.messages import RankExited
 from tests.loopback.agents import (
@@ -53,6 +54,18 @@ with open(f"{folder}/part.{me}", "w") as file:
     file.write(str(os.getpid()))
 os.rename(f"{folder}/part.{me}", f"{folder}/pid.{me}")
 while not (ending and os.path.exists(folder + "/release")):
+    time.sleep(0.02)
+"""
+# Counts SIGUSR1 in a file.  usage: FOLDER
+COUNTS = """
+import os, signal, sys, time
+me = sys.argv[1] + "/" + os.environ["FLODL_INTERNAL_LOCAL_RANK"]
+def note(number, frame):
+    with open(me, "a") as file:
+        file.write("1")
+signal.signal(signal.SIGUSR1, note)
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1] + "/release"):
     time.sleep(0.02)
 """
 # Stops itself, and ends with 7 at SIGTERM.  usage: FOLDER
@@ -204,6 +217,26 @@ class Signals(RunningCase):
         agent.send_signal(signal.SIGINT)
         self.assertEqual(agent.ended(), 130, agent.err)
         self.assertEqual(link.rest(), [RankExited(0, -signal.SIGKILL)])
+
+    def test_usr1_reaches_each_rank_once_though_it_is_sent_to_every_process_of_the_job(self) -> None:
+        # As Slurm's --signal=USR1 is.
+        folder = self.folder()
+        launcher = self.launcher()
+        agent = self.join(launcher.port, "gpu-a", "--nproc", "2", program=(*PYTHON, COUNTS, str(folder)))
+        launcher.host().run(2)
+        until(lambda: agent.out.count(b"ready") == 2, "two ranks", PATIENCE)
+        job = [agent.pid, *agent.children()]
+        self.assertEqual(len(job), 4)
+        for rounds, order in enumerate((job, job[::-1]), 1):
+            for pid in order:
+                os.kill(pid, signal.SIGUSR1)
+            time.sleep(3 * WITNESS_SECS)
+            self.assertEqual([self.file(folder / name) for name in "01"], ["1" * rounds] * 2)
+        # Sent to the agent alone it is passed on.
+        agent.send_signal(signal.SIGUSR1)
+        until(lambda: [self.file(folder / name) for name in "01"] == ["111"] * 2, "the third")
+        (folder / "release").touch()
+        self.assertEqual(agent.ended(), 0, agent.err)
 
     def test_a_signal_that_is_ignored_from_the_start_stays_ignored(self) -> None:
         # As under nohup, and for what a script starts in the background.

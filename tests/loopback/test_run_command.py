@@ -54,6 +54,14 @@ class RunTests(AgentTestCase):
         self.assertIn("box-1: rank 2 exited with code 7", worlds[7].err)
         self.assertIn("--hosts '3': there are 2 ranks", worlds[2].err)
 
+    def test_every_host_is_told_what_a_rank_that_failed_said_last(self) -> None:
+        text = '[ "$RANK" = 0 ] || exec sleep 600; head -c 30000 /dev/zero >&2; echo >&2; echo "no shard" >&2; exit 3'
+        for _ in range(3):
+            command = self.run_world("-n", "2", "--hosts", "2", "--", *SH, text)
+            self.assertEqual(command.ended(), 3, command.err[-2000:])
+            line = command.lines("the run was aborted: ")[0]
+            self.assertRegex(line, "rank 0 of host 'box-[01]' exited with code 3 [(]its last line: no shard[)]")
+
     def test_sigterm_ends_everything_with_143_and_sigint_with_130(self) -> None:
         text = "echo begun; sleep 600 & exec sleep 600"
         worlds = {

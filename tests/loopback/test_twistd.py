@@ -245,6 +245,12 @@ class Signals(ProcessTestCase):
         # Nobody was waited for, however slow the machine is.
         self.assertLess(min(took), STOP_GRACE)
 
+    def test_a_users_signal_that_a_scheduler_sends_to_every_process_is_nothing_to_it(self) -> None:
+        controller = self.start("--min-rank-start", "8")
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            controller.send_signal(number)
+            controller.state_is(phase="waiting")
+
     def test_a_formed_world_is_told_too(self) -> None:
         controller = self.start("--target-ranks", "1")
         host = self.joined(controller, "gpu-a")
