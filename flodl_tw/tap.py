@@ -11,8 +11,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.error import ReactorNotRunning
@@ -83,10 +84,10 @@ class Options(usage.Options):
         """A name by which start, abort and check may be asked for; may be given again."""
         self["allowed-host"].append(name)
 
-    def parseOptions(self, options: Any = None) -> None:
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """Refuse an unknown option in one line, without the usage that Twisted would print before it."""
         try:
-            refuse_argument(map(str, options or ()))
+            refuse_argument(options or ())
             super().parseOptions(options)
         except SettingError as error:
             raise SystemExit(f"flodl-controller: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from twisted.internet import defer
@@ -43,13 +44,8 @@ def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def shares(choice: Choice, hosts: int) -> list[Choice]:
     """The devices split over ``hosts``, in order, as evenly as can be: the first ones get one more."""
     least, more = divmod(len(choice.devices), hosts)
-    parts = []
-    first = 0
-    for index in range(hosts):
-        end = first + least + (index < more)
-        parts.append(replace(choice, devices=choice.devices[first:end]))
-        first = end
-    return parts
+    ends = [number * least + min(number, more) for number in range(hosts + 1)]
+    return [replace(choice, devices=choice.devices[first:end]) for first, end in pairwise(ends)]
 
 
 def local_server(reactor: IReactor, ranks: int, scale: float) -> ControllerServer:

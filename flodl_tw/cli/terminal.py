@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.options import OptionReader
@@ -80,7 +80,7 @@ def make_reactor() -> IReactor:
 
 def run_to_end(
     reactor: IReactor,
-    main: Callable[[], Coroutine[Deferred[Any], Any, int]],
+    main: Callable[[], Coroutine[Deferred[object], object, int]],
     *,
     signalled: Callable[[int], None] | None = None,
     signals: Iterable[int] = ENDING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -23,14 +24,14 @@ from flodl_tw.once import Once
 
 def make_hello(host: str = "gpu-a", devices: int = 1, **fields: Any) -> Hello:
     """A hello that a controller with default settings admits; ``fields`` replace any of its own."""
-    base: dict[str, Any] = {
-        "host": host,
-        "local_devices": bytes(range(devices)),
-        "gpus": ("NVIDIA H100 (80GB, sm_90)",) * devices,
-        "libtorch": "precompiled/cu128",
-        "dataset_sig": bytes(32),
-    }
-    return Hello(**{**base, **fields})
+    hello = Hello(
+        host=host,
+        local_devices=bytes(range(devices)),
+        gpus=("NVIDIA H100 (80GB, sm_90)",) * devices,
+        libtorch="precompiled/cu128",
+        dataset_sig=bytes(32),
+    )
+    return replace(hello, **fields)
 
 
 class SimulatedClient(JoinClient):
@@ -109,7 +110,9 @@ class SimulatedHost(JoinLink):
         Fails with the endpoint's error where there is no connection, and with
         HostEndedError where the controller refuses the host or closes.
         """
-        return Deferred.fromCoroutine(self._join(endpoint))
+        connected = connectProtocol(endpoint, self).addCallback(lambda _: self.when_accepted())
+        joined: Deferred[SimulatedHost] = connected.addCallback(lambda _: self)
+        return joined
 
     def when_accepted(self) -> Deferred[Accept]:
         """Fires with the Accept, whose ``ranks`` are this host's; HostEndedError where it ends before."""
@@ -137,11 +140,6 @@ class SimulatedHost(JoinLink):
                 self.report(rank, self._code)
             self.close()
 
-    async def _join(self, endpoint: IStreamClientEndpoint) -> SimulatedHost:
-        await connectProtocol(endpoint, self)
-        await self.when_accepted()
-        return self
-
     def connectionMade(self) -> None:
         super().connectionMade()
         self.greet()
@@ -160,14 +158,10 @@ class SimulatedHost(JoinLink):
                 self._over(HostEndedError(self._why(event), event))
 
     def _told(self, formed: WorldFormed) -> None:
-        dialed = internet_address(self.transport.getPeer()) or ("", 0)
+        count, dialed = len(self._hello.local_devices), internet_address(self.transport.getPeer()) or ("", 0)
         try:
             self.world = read_envelope(
-                formed.envelope_hex,
-                devices=len(self._hello.local_devices),
-                dialed=dialed,
-                data_path=None,
-                gpu_ram_share=None,
+                formed.envelope_hex, devices=count, dialed=dialed, data_path=None, gpu_ram_share=None
             )
         except ValueError as error:
             self._over(HostEndedError(f"the controller's world cannot be used: {error}", formed))

@@ -6,7 +6,7 @@ the whole request has one deadline, and what follows the request is not read.
 
 from __future__ import annotations
 
-from typing import Final
+from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -22,13 +22,6 @@ from flodl_tw.core.fields import compact
 from flodl_tw.deadlines import after
 from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 from flodl_tw.web.answers import answer_headers
-
-PHRASES: Final = {
-    400: b"Bad Request",
-    413: b"Content Too Large",
-    414: b"URI Too Long",
-    431: b"Request Header Fields Too Large",
-}
 
 
 class StatusRequest(Request):
@@ -199,7 +192,7 @@ class StatusProtocol(HTTPChannel):
         self._peeker.dropped(ConnectionEnd[f"HTTP_{code}"], error)
         body = compact({"error": error}).encode()
         headers = Headers({name: [value] for name, value in answer_headers(body).items()})
-        self.writeHeaders(b"HTTP/1.1", b"%d" % code, PHRASES[code], headers)
+        self.writeHeaders(b"HTTP/1.1", b"%d" % code, HTTPStatus(code).phrase.encode(), headers)
         if not self._start_line.startswith(b"HEAD "):
             self.write(body)
         self.loseConnection()
