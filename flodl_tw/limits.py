@@ -2,7 +2,7 @@
 
 ``FLODL_NET_TIMEOUT_SCALE`` multiplies the network deadlines together, rounded
 up to whole seconds and never below one.  The graces of a close are not scaled.
-``docs/limits.md`` shows this table; a test compares the two.
+``docs/limits.md`` shows them; a test compares the deadlines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSE_GRACE: Final = 2.0
 STOP_GRACE: Final = 2.0
 """Seconds that the last frames have to leave at SIGTERM; the process is gone within 3."""
 YOUNG: Final = 1.0
-"""Seconds for which an pending connection is safe from the pending cap."""
+"""Seconds for which a pending connection is safe from the pending cap."""
 YOUNG_FACTOR: Final = 8
 """How many times the pending cap may be open before the young ones go, too."""
 

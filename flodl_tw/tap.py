@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -144,6 +145,7 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     from flodl_tw.server import ControllerServer
 
     use_monotonic_clock(reactor)
+    _collect_less()
     use_thread_resolver(reactor)
     # A terminal that hangs up must not take a world with it unannounced.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -165,6 +167,16 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     if settings.after_run is AfterRun.EXIT:
         server.when_over().addCallback(_stop_with_status, server)
     return services
+
+
+def _collect_less() -> None:
+    """Have the garbage collector leave what is loaded alone, and look less often at what a crowd of hosts brings.
+
+    Nothing of a connection is in a circle for long, and looking for one was a tenth of what a join costs.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _with_token(settings: ControllerSettings, bound: socket.socket) -> ControllerSettings:

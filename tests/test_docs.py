@@ -19,6 +19,7 @@ from flodl_tw.fdl.join_block import KEYS, UNUSED
 from flodl_tw.limits import Limits
 from flodl_tw.tap import Options
 from flodl_tw.testing import ClockedController, make_hello
+from flodl_tw.web.resource import ENDPOINTS, StatusResource
 
 ROOT = Path(__file__).parent.parent
 
@@ -88,6 +89,15 @@ class DocumentedTables(unittest.TestCase):
             self.assertEqual(rows[magic.hex(" ")], channel)
         text = (ROOT / "tap.md").read_text()
         self.assertIn(", ".join(f"`{magic.decode()}`" for magic in HTTP_MAGICS) + " | status", text)
+
+    def test_the_readme_lists_every_endpoint(self) -> None:
+        routes = {
+            f"{method} {rule.rule}"
+            for rule in StatusResource.app.url_map.iter_rules()
+            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        }
+        self.assertEqual({row[0] for row in table("README.md", "request")}, routes)
+        self.assertEqual({"GET /", *ENDPOINTS}, routes)
 
     def test_tap_says_of_every_module_what_the_module_says_of_itself(self) -> None:
         documented = dict(table("tap.md", "module"))

@@ -10,7 +10,7 @@ from flodl_tw.limits import YOUNG, YOUNG_FACTOR
 
 
 class Dial(Protocol):
-    """An pending connection, as the pending cap sees it."""
+    """A pending connection, as the pending cap sees it."""
 
     @property
     def peer(self) -> str:

@@ -17,7 +17,7 @@ from tests.pumped import PumpedTestCase
 
 @dataclass(eq=False)
 class Visitor:
-    """An pending connection."""
+    """A pending connection."""
 
     peer: str
     since: float = 0.0
