@@ -24,7 +24,7 @@ def own_device() -> torch.device:
     """This rank's device.  Under flodl-tw a rank sees one GPU, under torchrun all of the host's."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
 

@@ -64,7 +64,7 @@ class DocumentedTables(unittest.TestCase):
     def test_the_agent_page_lists_every_option_of_join(self) -> None:
         documented = {name for row in table("docs/agent.md", "option") for name in re.findall(r"--[a-z-]+", row[0])}
         known = {f"--{name}" for name, _, _ in (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS)}
-        self.assertEqual(documented, known | {"--persist", "--check"})
+        self.assertEqual(documented, known | {"--virtual-local-rank", "--persist", "--check"})
 
     def test_the_agent_page_lists_every_key_of_a_join_block(self) -> None:
         documented = [key for row in table("docs/agent.md", "key of join:") for key in row[0].split(", ")]

@@ -56,6 +56,8 @@ class Assignment:
     controller: tuple[str, int]
     envelope_hex: str = field(repr=False)
     group: Group | None
+    interface: str = ""
+    """The network interface that NCCL is to use here, where the operator has named one."""
 
 
 def read_envelope(
@@ -81,7 +83,7 @@ def read_envelope(
         "worker": {**worker.values, **{key: value for key, value in own.items() if value is not None}},
     }
     encoded = _encode(told, "the envelope", CLUSTER_VARIABLE)
-    return Assignment(host, ranks, world_size, num_workers, dialed, encoded, _group(fields))
+    return Assignment(host, ranks, world_size, num_workers, dialed, encoded, _group(fields), _interface(worker))
 
 
 def read_relay_spec(relay_spec_hex: str, dialed: tuple[str, int]) -> str:
@@ -96,6 +98,13 @@ def _host(worker: Fields) -> str:
     if not host or not host.isprintable() or len(host.encode()) > MAX_TEXT_BYTES:
         raise worker.wrong("host", f"a name of at most {MAX_TEXT_BYTES} bytes that prints")
     return host
+
+
+def _interface(worker: Fields) -> str:
+    interface = worker.optional("nccl_socket_ifname", worker.text) or ""
+    if "\0" in interface:
+        raise worker.wrong("nccl_socket_ifname", "a text without NUL")
+    return interface.strip()
 
 
 def _group(fields: Fields) -> Group | None:

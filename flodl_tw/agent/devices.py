@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import pairwise
 from typing import Final
 
 from flodl_tw.core.errors import SettingError
@@ -26,6 +28,7 @@ HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
 _MASKS: Final = (CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE)
 
+_MIG: Final = "MIG-"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OPAQUE = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_.-]{1,200}")
 _HIDES = re.compile(r"|-[0-9]+|NoDevFiles")
@@ -57,16 +60,39 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one rank gets.
+    """What one rank has for its own.
 
     ``number`` (0 to 255) is its place in the hello's local_devices, ``mask``
-    what its rank's CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES are, and
-    ``label`` what the hello says of it: empty for a rank without a GPU.
+    names its GPU, or its GPUs, for CUDA_VISIBLE_DEVICES and
+    HIP_VISIBLE_DEVICES, and ``label`` is what the hello says of it: empty for
+    a rank without a GPU.
     """
 
     number: int
     mask: str
     label: str
+
+
+class GpuView(Enum):
+    """Which GPUs of its host a rank sees."""
+
+    ALL = auto()
+    """All that the host offers, as under torchrun: LOCAL_RANK counts in them."""
+    OWN = auto()
+    """Its own alone, as flodl's programs expect it."""
+    VIRTUAL = auto()
+    """Its own alone, with LOCAL_RANK 0, as torchrun's --virtual-local-rank has it."""
+
+
+def rank_view(devices: Sequence[Device], index: int, view: GpuView) -> tuple[str, int]:
+    """The mask and the LOCAL_RANK of a host's rank ``index``."""
+    own = devices[index].mask
+    if view is GpuView.ALL:
+        masks = [device.mask for device in devices if device.mask != HIDES_ALL]
+        if not any(_MIG in mask for mask in masks):
+            return ",".join(masks) or HIDES_ALL, index
+        view = GpuView.VIRTUAL
+    return own, 0 if view is GpuView.VIRTUAL else index
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +216,12 @@ def choose(
     *,
     where: str = "--devices",
 ) -> Choice:
-    """The devices to offer.  ``option`` is the text of ``--devices``, ``nproc`` a count of ranks without GPUs.
+    """The devices to offer.  ``option`` is the text of ``--devices``, ``nproc`` a count of ranks.
 
+    With both, so many ranks have the GPUs between them; with ``nproc`` alone they have none.
     ``where`` is what gave that text, for people.  Raises SettingError for what cannot be offered.
     """
-    if nproc is not None:
-        if option is not None:
-            raise SettingError("--nproc", nproc, f"{where} {shown(option)} asks for GPUs", "drop one of the two")
+    if nproc is not None and option is None:
         return without_gpus(nproc)
     view = _view(inventory, environ)
     asked = Selection(where, "all" if option is None else option.strip())
@@ -205,7 +230,12 @@ def choose(
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
     chosen = list(view.gpus.values()) if asked.text == "all" else view.selected(asked, asked.entries)
     libtorch, notes = _libtorch(chosen[0].gpu, inventory)
-    return Choice(_numbered(chosen, view), libtorch, (*inventory.notes, *view.notes, *notes))
+    devices = _numbered(chosen, view)
+    if nproc is not None:
+        devices = _divided(devices, nproc)
+    if any(_MIG in device.mask for device in devices):
+        notes = (*notes, "CUDA shows a process one MIG part, so each rank sees its own, as with --virtual-local-rank")
+    return Choice(devices, libtorch, (*inventory.notes, *view.notes, *notes))
 
 
 def without_gpus(count: int) -> Choice:
@@ -251,6 +281,31 @@ def _numbered(chosen: Sequence[Visible], view: View) -> tuple[Device, ...]:
             taken.add(number)
         devices.append(Device(number, one.text, label))
     return tuple(devices)
+
+
+def split(devices: Sequence[Device], parts: int) -> list[tuple[Device, ...]]:
+    """The devices in as many parts, in order, as even as can be: the first ones get one more."""
+    least, more = divmod(len(devices), parts)
+    ends = [number * least + min(number, more) for number in range(parts + 1)]
+    return [tuple(devices[first:end]) for first, end in pairwise(ends)]
+
+
+def _divided(devices: Sequence[Device], nproc: int) -> tuple[Device, ...]:
+    """The devices of fewer ranks than there are GPUs, each with several."""
+    if nproc > len(devices):
+        limit = f"there are {len(devices)} GPUs, and each rank has one at least"
+        raise SettingError("--nproc", nproc, limit, "give fewer ranks, or more GPUs")
+    return tuple(_joined(part) for part in split(devices, nproc))
+
+
+def _joined(part: Sequence[Device]) -> Device:
+    first = part[0]
+    if len(part) == 1:
+        return first
+    same = all(device.label == first.label for device in part)
+    label = f"{len(part)} x {first.label}" if same else f"{first.label} and {len(part) - 1} more"
+    label = label.encode()[:MAX_TEXT_BYTES].decode(errors="ignore") if first.label else ""
+    return replace(first, mask=",".join(device.mask for device in part), label=label)
 
 
 def _opaque_label(one: Visible, inventory: Inventory) -> str:

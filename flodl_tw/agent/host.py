@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from flodl_tw.agent.assignment import Assignment
 from flodl_tw.agent.children import Child, Children
-from flodl_tw.agent.devices import Device
+from flodl_tw.agent.devices import Device, GpuView, rank_view
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.memory_events import OomKills
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient
@@ -91,8 +91,13 @@ class HostRun:
             if self._places.relay_spec_hex is not None:
                 environ = relay_environ(self._environ, self._places.relay_spec_hex, assignment.host)
                 self._relay = self.children.start(f"[{assignment.host}:relay] ", words, environ, {})
-            for index, (rank, device) in enumerate(zip(assignment.ranks, self._places.devices, strict=True)):
-                environ = rank_environ(self._environ, assignment, index, device.mask, self._errors.path(rank))
+            # A controller without our object is flodl's own, and so is the program.
+            view = GpuView.OWN if assignment.group is None else self._settings.gpu_view
+            for index, rank in enumerate(assignment.ranks):
+                mask, local = rank_view(self._places.devices, index, view)
+                environ = rank_environ(
+                    self._environ, assignment, index, mask, self._errors.path(rank), local_rank=local
+                )
                 prefix = f"[{assignment.host}:r{rank}] "
                 child = self.children.start(prefix, words, environ, self._logs.files(rank))
                 self._ranks[child] = index

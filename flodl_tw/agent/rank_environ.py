@@ -11,21 +11,37 @@ _OUR_PREFIXES = ("FLODL_INTERNAL_", "FLODL_TW_")
 _STALE = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID"),
+        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "NODE_RANK"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_GTIDS", "SLURM_LAUNCH_NODE_IPADDR"),
+        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "ALPS_APP_PE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
     }
 )
-_STALE_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
+_STALE_PREFIXES = (
+    *("SLURM_STEP", "SLURM_TASK", "SLURM_NTASKS", "SLURM_SRUN_COMM_"),
+    *("OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "TORCHELASTIC_"),
+)
+"""What a launcher tells each of its processes: left in place, a program takes it for its own rank."""
+_TUNING_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_")
+_IDENTITY_PREFIXES = ("OMPI_MCA_ess_", "OMPI_MCA_orte_ess_")
+"""The parameters of Open MPI by which its mpirun says to a process which one it is; the others are tuning."""
 _STORE = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"})
 """Where a program's own rendezvous is: the operator's to set, unless the controller has a store."""
 
 
 def rank_environ(
-    base: Mapping[str, str], assignment: Assignment, index: int, mask: str, error_file: str | None = None
+    base: Mapping[str, str],
+    assignment: Assignment,
+    index: int,
+    mask: str,
+    error_file: str | None = None,
+    *,
+    local_rank: int | None = None,
 ) -> dict[str, str]:
-    """The environment of the host's rank ``index``, whose device is ``mask``.
+    """The environment of the host's rank ``index``, which sees the GPUs of ``mask``.
 
     The world's salt is in it, inside the envelope: the rank needs it.
-    ``error_file`` is where the rank may leave the exception that it dies of.
+    ``error_file`` is where the rank may leave the exception that it dies of,
+    and ``local_rank`` what LOCAL_RANK is, if not ``index``.
     """
     environ = _cleared(base)
     environ |= {
@@ -39,6 +55,10 @@ def rank_environ(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if assignment.group is not None:
         environ |= _torchrun(assignment, assignment.group, index)
+        if local_rank is not None:
+            environ["LOCAL_RANK"] = str(local_rank)
+        if assignment.interface:
+            environ.setdefault("NCCL_SOCKET_IFNAME", assignment.interface)
         environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         if len(assignment.ranks) > 1:
             environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,6 +105,8 @@ def _torchrun(assignment: Assignment, group: Group, index: int) -> dict[str, str
 
 
 def _is_stale(name: str) -> bool:
+    if name.startswith(_TUNING_PREFIXES):
+        return name.startswith(_IDENTITY_PREFIXES)
     return name in _STALE or (name.startswith(_STALE_PREFIXES) and name not in _STORE)
 
 

@@ -5,15 +5,16 @@ Nothing is dialed here.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl_tw.agent.devices import Device
+from flodl_tw.agent.devices import Device, GpuView
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import shown
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_VARIABLE: Final = "FLODL_INTERNAL_AGENT_JSON"
 HOST_VARIABLE: Final = "FLODL_HOST_NAME"
+FLODLS_VARIABLES: Final = b"FLODL_INTERNAL_"
+"""What stands in every native program of flodl's: the names of the variables that tell its part in a world."""
 DEFAULT_GRACE: Final = 30.0
 MAX_GRACE: Final = 24 * 3600
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
@@ -53,6 +56,7 @@ class AgentSettings:
     stop_grace: float = DEFAULT_GRACE
     log_dir: Path | None = None
     scale: float = 1.0
+    gpu_view: GpuView = GpuView.ALL
 
     @property
     def endpoint(self) -> str:
@@ -87,6 +91,19 @@ def _why_not(program: str) -> str:
         here = ", though in this folder: write ./ before it, or python before a script"
         return "it is not on PATH" + (here if os.path.exists(program) else "")
     return "it cannot be executed" if os.path.exists(program) else "there is no such file"
+
+
+def knows_flodl(program: str) -> bool:
+    """Whether a program is a native one of flodl's."""
+    try:
+        with open(program, "rb") as file:
+            if file.read(4) != b"\x7fELF":
+                return False
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(FLODLS_VARIABLES) >= 0
+    except (OSError, ValueError):
+        # One that may be started, and not read.
+        return False
 
 
 def _controller(given: OptionReader, file: JoinFile | None) -> tuple[str, int]:
@@ -148,11 +165,13 @@ def read_agent_settings(
     nccl: tuple[int, int, int] | None = None,
     token: bytes | None = None,
     file: JoinFile | None = None,
+    flodl: bool = False,
 ) -> tuple[AgentSettings, list[str]]:
     """The settings of an agent, and warnings.
 
     ``nccl`` is what the host's own files tell, ``token`` what a launcher has
     given, and ``file`` what is to be taken where nothing else says more.
+    ``flodl`` says that the program is known to be one of flodl's.
     Raises SettingError for the first that cannot be used.
     """
     if file is not None:
@@ -175,4 +194,12 @@ def read_agent_settings(
         log_dir=_log_dir(given),
         scale=scale,
     )
-    return settings, [] if warning is None else [warning]
+    warnings = [] if warning is None else [warning]
+    if given.flag("virtual-local-rank"):
+        settings = replace(settings, gpu_view=GpuView.VIRTUAL)
+    elif flodl or file is not None:
+        settings = replace(settings, gpu_view=GpuView.OWN)
+    elif knows_flodl(settings.program[0]):
+        settings = replace(settings, gpu_view=GpuView.OWN)
+        warnings.append(f"{shown(settings.program[0])} is a program of flodl's, so each rank sees its own GPU alone")
+    return settings, warnings

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from typing import Final
 
 from twisted.internet import defer
 
 from flodl_tw import sockets
-from flodl_tw.agent.devices import Choice
+from flodl_tw.agent.devices import Choice, split
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
@@ -27,7 +26,7 @@ from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 
 LOOPBACK: Final = "127.0.0.1"
-OPTIONS: Final = ("nproc", "hosts", "devices", "stop-grace", "log-dir")
+OPTIONS: Final = ("nproc", "hosts", "devices", "virtual-local-rank", "stop-grace", "log-dir")
 """The options of ``run``: those of ``join`` that the environment may hold say nothing of a world in one process."""
 
 
@@ -39,13 +38,6 @@ def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in ours or not (name == TOKEN_VARIABLE or name.startswith(ENVIRONMENT_PREFIX))
     }
-
-
-def shares(choice: Choice, hosts: int) -> list[Choice]:
-    """The devices split over ``hosts``, in order, as evenly as can be: the first ones get one more."""
-    least, more = divmod(len(choice.devices), hosts)
-    ends = [number * least + min(number, more) for number in range(hosts + 1)]
-    return [replace(choice, devices=choice.devices[first:end]) for first, end in pairwise(ends)]
 
 
 def local_server(reactor: IReactor, ranks: int, scale: float) -> ControllerServer:
@@ -88,9 +80,9 @@ def run_world(
         server = local_server(reactor, ranks, scale)
         server.startService()
         agents.say(f"the world's page: http://{LOOPBACK}:{server.port}/")
-        for index, share in enumerate(shares(choice, hosts)):
+        for index, share in enumerate(split(choice.devices, hosts)):
             host = settings.host if hosts == 1 else f"{settings.host}-{index}"
-            agents.add(replace(settings, controller=(LOOPBACK, server.port), host=host), share)
+            agents.add(replace(settings, controller=(LOOPBACK, server.port), host=host), replace(choice, devices=share))
         outcome = world_outcome(await agents.run())
         with suppress(defer.TimeoutError):
             # Its last log lines and the page have the end of the run, where it comes in time.

@@ -36,8 +36,9 @@ HOST_OPTIONS: Final = (
 )
 DEVICE_OPTIONS: Final = (
     ("devices", "LIST", "devices to offer: all, positions such as 0,2, or GPU-… and MIG-… names [default: all]"),
-    ("nproc", "N", "N ranks without GPUs instead"),
+    ("nproc", "N", "N ranks without GPUs instead; with --devices, N ranks that have its GPUs between them"),
 )
+VIEW_OPTION: Final = ("virtual-local-rank", "each rank sees one GPU alone, as device 0, and LOCAL_RANK is 0")
 RANK_OPTIONS: Final = (
     ("stop-grace", "SECS", "from SIGTERM to SIGKILL, when ranks are to end [default: 30]"),
     ("log-dir", "FOLDER", "where each rank's output goes, too: rank.NNN.out and rank.NNN.err"),
@@ -87,13 +88,17 @@ def make_parser() -> Parser:
     where = f"the controller [port: {DEFAULT_PORT}]; may be left out where --fdl-yml tells it"
     join.add_argument("controller", metavar="HOST[:PORT]", nargs="?", help=where)
     _add(join, (*DEVICE_OPTIONS, *HOST_OPTIONS, *RANK_OPTIONS))
+    join.add_argument(f"--{VIEW_OPTION[0]}", action="store_true", default=None, help=VIEW_OPTION[1])
     join.add_argument("--persist", action="store_true", default=None, help="dial again after each run or failure")
     join.add_argument("--check", action="store_true", default=None, help="ask whether this host would be admitted")
     run = _command(commands, "run", "controller and agents in one: a whole world on this machine")
     run.usage = "flodl-tw run [-n N] [--hosts H] [options] -- PROGRAM [ARGS...]"
-    run.add_argument("-n", "--nproc", dest="nproc", metavar="N", help="N ranks without GPUs in all")
+    run.add_argument(
+        "-n", "--nproc", dest="nproc", metavar="N", help="N ranks in all, without GPUs unless --devices names some"
+    )
     run.add_argument("--hosts", metavar="H", help="as how many hosts [default: 1]")
     _add(run, (DEVICE_OPTIONS[0], *RANK_OPTIONS))
+    run.add_argument(f"--{VIEW_OPTION[0]}", action="store_true", default=None, help=VIEW_OPTION[1])
     for name, text in (
         ("status", "what the controller says of its run"),
         ("start", "close the join window: the operator's start"),

@@ -25,7 +25,7 @@ def _probe(texts: OptionReader, environ: Mapping[str, str]) -> Probe | None:
     """The GPU tools, under way; none where ranks without GPUs are wanted, which must not wait for a driver."""
     from flodl_tw.agent.gpu_probe import Probe
 
-    return None if texts.get("nproc") is not None else Probe(environ)
+    return None if texts.get("nproc") is not None and texts.get("devices") is None else Probe(environ)
 
 
 def _choice(texts: OptionReader, environ: Mapping[str, str], probe: Probe | None) -> Choice:
@@ -96,7 +96,9 @@ def bootstrapped(options: Mapping[str, object], program: list[str], environ: Map
     orders = read_bootstrap(bootstrap)
     texts = OptionReader(orders.options, environ)
     probe = _probe(texts, environ)
-    settings, warnings = read_agent_settings(texts, program, nccl=installed_nccl(sys.path), token=orders.token)
+    settings, warnings = read_agent_settings(
+        texts, program, nccl=installed_nccl(sys.path), token=orders.token, flodl=True
+    )
     if orders.local_devices is None:
         choice = _choice(texts, environ, probe)
     else:

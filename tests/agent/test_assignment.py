@@ -54,6 +54,11 @@ def told(assignment: Assignment) -> Any:
 class EnvelopeTests(unittest.TestCase):
     """What WorldFormed carries."""
 
+    def test_the_interface_is_the_operators_where_one_is_named(self) -> None:
+        for interface, right in (("ib0", "ib0"), (" ", ""), ("", ""), (MISSING, ""), (None, "")):
+            self.assertEqual(read(hexed(worker(nccl_socket_ifname=interface))).interface, right)
+        self.assertIn("nccl_socket_ifname", self.refused(hexed(worker(nccl_socket_ifname="a\0"))))
+
     def refused(self, envelope_hex: str) -> str:
         with self.assertRaises(ValueError) as caught:
             read(envelope_hex)

@@ -45,11 +45,15 @@ OTHER_LAUNCHERS = {
     "ROLE_RANK": "7",
     "ROLE_WORLD_SIZE": "64",
     "NODE_RANK": "5",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "OMPI_COMM_WORLD_RANK": "2",
-    "PMI_RANK": "2",
-    "PMIX_RANK": "2",
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_GTIDS"), "1"),
+    **dict.fromkeys(("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), "1"),
+    **dict.fromkeys(("SLURM_TASK_PID", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "1"),
+    **dict.fromkeys(("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"), "10.0.0.9"),
+    **dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_UNIVERSE_SIZE"), "2"),
+    **dict.fromkeys(("OMPI_MCA_ess_base_vpid", "OMPI_MCA_orte_ess_vpid"), "2"),
+    **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMIX_RANK", "PMIX_NAMESPACE"), "2"),
+    **dict.fromkeys(("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_RANK", "PALS_RANKID"), "2"),
+    **dict.fromkeys(("JSM_NAMESPACE_RANK", "ALPS_APP_PE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"), "2"),
     "TORCHELASTIC_RUN_ID": "old",
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_ERROR_FILE": "/tmp/old",
@@ -68,7 +72,9 @@ MASKS = {"ROCR_VISIBLE_DEVICES": "4,5", "GPU_DEVICE_ORDINAL": "4"}
 KEPT = {
     "PATH": "/bin",
     "NCCL_SOCKET_IFNAME": "eth0",
-    "SLURM_JOB_ID": "9",
+    **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_CPUS_ON_NODE"), "9"),
+    **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_CPUS_PER_TASK", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"), "9"),
+    **dict.fromkeys(("OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "PMIX_MCA_gds", "UCX_TLS", "NCCL_DEBUG"), "a"),
     "FLODL_NET_TIMEOUT_SCALE": "2",
     "RANKS": "1",
     "MY_RANK": "1",
@@ -116,6 +122,22 @@ class RankTests(unittest.TestCase):
             {name: environ[name] for name in MASTER},
             {"MASTER_ADDR": "10.0.0.100", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
         )
+
+    def test_nccl_gets_the_operators_interface_unless_the_rank_has_one(self) -> None:
+        told = replace(self.stored, interface="ib0")
+        for assignment, base, right in (
+            (told, {}, "ib0"),
+            (told, {"NCCL_SOCKET_IFNAME": "eth0"}, "eth0"),
+            (told, {"NCCL_SOCKET_IFNAME": ""}, ""),
+            (self.stored, {}, None),
+            (replace(told, group=None), {}, None),
+        ):
+            with self.subTest(base=base, right=right):
+                self.assertEqual(rank_environ(base, assignment, 0, "0").get("NCCL_SOCKET_IFNAME"), right)
+
+    def test_local_rank_is_the_index_unless_it_is_said_and_flodls_is_always(self) -> None:
+        environ = rank_environ({}, self.stored, 1, "5", local_rank=0)
+        self.assertEqual((environ["LOCAL_RANK"], environ["FLODL_INTERNAL_LOCAL_RANK"]), ("0", "1"))
 
     def test_an_error_file_is_the_ranks_own_or_nobodys(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS}

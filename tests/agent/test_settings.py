@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flodl_tw.agent.devices import Device
-from flodl_tw.agent.settings import AgentSettings, find_program, read_agent_settings
+from flodl_tw.agent.devices import Device, GpuView
+from flodl_tw.agent.settings import AgentSettings, find_program, knows_flodl, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Hello
 from flodl_tw.options import OptionReader, environment_name
@@ -100,6 +100,39 @@ class SettingsTestCase(unittest.TestCase):
         path.write_text(text)
         path.chmod(mode)
         return str(path)
+
+
+class TestGpuView(SettingsTestCase):
+    """Which GPUs the ranks see."""
+
+    def program(self, content: bytes) -> list[str]:
+        path = self.folder / "train"
+        path.write_bytes(content)
+        path.chmod(0o700)
+        return [str(path)]
+
+    def test_ranks_see_all_gpus_of_their_host_as_under_torchrun(self) -> None:
+        self.assertIs(self.settings().gpu_view, GpuView.ALL)
+
+    def test_a_native_program_of_flodls_gets_one_gpu_a_rank_and_a_line_says_so(self) -> None:
+        padding = bytes(1 << 20)
+        program = self.program(b"\x7fELF" + padding + b"FLODL_INTERNAL_CLUSTER_JSONFLODL_INTERNAL_LOCAL_RANK" + padding)
+        settings, (line,) = self.told(program=program)
+        self.assertIs(settings.gpu_view, GpuView.OWN)
+        self.assertIn("is a program of flodl's, so each rank sees its own GPU alone", line)
+
+    def test_other_programs_are_no_programs_of_flodls(self) -> None:
+        for content in (b"\x7fELF" + bytes(99), b"#!/bin/sh\n: $FLODL_INTERNAL_LOCAL_RANK\n", b"\x7fELF", b""):
+            with self.subTest(content=content[:20]):
+                settings, lines = self.told(program=self.program(content))
+                self.assertEqual((settings.gpu_view, lines), (GpuView.ALL, []))
+        self.assertFalse(knows_flodl(str(self.folder / "missing")))
+
+    def test_under_flodls_launcher_a_rank_sees_its_own_and_a_virtual_local_rank_wins(self) -> None:
+        self.assertIs(self.settings(flodl=True).gpu_view, GpuView.OWN)
+        for options, environ in (({"virtual-local-rank": True}, {}), ({}, {"FLODL_TW_VIRTUAL_LOCAL_RANK": "1"})):
+            for flodl in (True, False):
+                self.assertIs(self.settings(options, environ, flodl=flodl).gpu_view, GpuView.VIRTUAL)
 
 
 class TestSources(SettingsTestCase):

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flodl_tw.agent.devices import GpuView
 from flodl_tw.agent.settings import AgentSettings, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file
@@ -182,7 +183,7 @@ class TestReading(FileTestCase):
         environ = {"FLODL_HOST_NAME": "gpu-b"}
         self.assertEqual(
             self.joined(f"join:\n  controller: a\n{block}", {}, environ),
-            AgentSettings(("a", 1337), "gpu-b", (sys.executable,)),
+            AgentSettings(("a", 1337), "gpu-b", (sys.executable,), gpu_view=GpuView.OWN),
         )
 
     def test_json_is_read_and_an_alias_is_what_it_names(self) -> None:

@@ -173,6 +173,26 @@ class RankEnvironment(AgentTestCase):
         self.assertRegex(salts.pop(), r"\A[0-9a-f]{32}\Z")
         self.assertTrue(run_ids.pop())
 
+    def test_each_rank_sees_the_gpus_of_its_host_or_its_own_as_asked(self) -> None:
+        tools = self.folder()
+        tool = tools / "nvidia-smi"
+        tool.write_text("#!/bin/sh\n" + "".join(f"echo {index}, , H100, 81559, 9.0\n" for index in range(8)))
+        tool.chmod(0o755)
+        environ = {"PATH": f"{tools}:{BASE['PATH']}", "CUDA_VISIBLE_DEVICES": "6,4,2"}
+        for words, seen in (
+            (("--devices", "1,0"), [("4,6", "0"), ("4,6", "1")]),
+            (("--devices", "1,0", "--virtual-local-rank"), [("4", "0"), ("6", "0")]),
+            (("--devices", "all", "--nproc", "1"), [("6,4,2", "0")]),
+        ):
+            with self.subTest(words=words):
+                folder = self.folder()
+                controller = self.start("--target-ranks", str(len(seen)))
+                program = (*TELL, "sh", str(folder))
+                agent = self.join(controller.port, "gpu-a", *words, program=program, environ=environ)
+                self.assertEqual(agent.ended(), 0, agent.err)
+                told = [environ_in(folder / f"env.gpu-a.{index}") for index in range(len(seen))]
+                self.assertEqual([(each["CUDA_VISIBLE_DEVICES"], each["LOCAL_RANK"]) for each in told], seen)
+
     def test_a_launcher_without_our_object_gives_flodls_variables_alone_and_its_ranks_their_final_numbers(self) -> None:
         folder = self.folder()
         launcher = self.launcher()
