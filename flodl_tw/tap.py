@@ -32,7 +32,7 @@ from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
 from flodl_tw.run import RunEnd
-from flodl_tw.settings import ControllerSettings
+from flodl_tw.settings import OPTIONS, ControllerSettings
 from flodl_tw.state_folder import check_writable, lock_folder, made_token, write_atomically
 
 if TYPE_CHECKING:
@@ -47,35 +47,7 @@ class Options(usage.Options):
     synopsis = "[options]"
     longdesc = "Forms a training world from hosts that dial in, on one port."
     optFlags = [["open-admission", None, "Admit hosts without a token on a bind that others reach."]]
-    optParameters = [
-        ["cluster", None, None, "A cluster.yml of flodl, or an fdl.yml with its cluster block; options win over it."],
-        ["port", "p", None, "Port to listen on [default: 29500]; 0 lets the system choose (with --port-file)."],
-        ["port-file", None, None, "File that gets the port once it is listened on."],
-        ["interface", None, None, "Address to listen on [default: all, IPv4 and IPv6]."],
-        ["min-rank-start", None, None, "Quorum: ranks without which no world forms [default: 1]."],
-        ["target-ranks", None, None, "Ranks at which the window closes at once."],
-        ["join-timeout", None, None, "Seconds after which a quorum is enough, except with manual [default: 300]."],
-        ["max-join-timeout", None, None, "Seconds after which a run without a world fails [default: 600 or more]."],
-        ["start", None, None, "Who closes the window: auto (the clock, the default), manual (the operator) or hybrid."],
-        ["backend", None, "nccl", "Data plane: nccl (one GPU vendor, one NCCL minor version) or cpu."],
-        ["rendezvous", None, None, "Rendezvous channel: native, off, or an endpoint [default: native, off with cpu]."],
-        ["data", None, None, "Endpoint that the data channel is forwarded to, such as tcp:HOST:PORT or unix:PATH."],
-        ["control", None, None, "Endpoint that the control channel is forwarded to: where a coordinator listens."],
-        ["store", None, "native", "torch.distributed's store on the same port, for the world's hosts: native or off."],
-        ["store-max-bytes", None, "268435456", "Bytes that a world's store may hold."],
-        ["store-max-keys", None, "1000000", "Keys that a world's store may hold."],
-        ["frame-ceiling", None, "1073741824", "Bytes of the largest frame that relays pass on (with --control)."],
-        ["nccl-socket-ifname", None, "", "Network interface for the ranks of hosts that no cluster file names."],
-        ["token-file", None, None, "File with the token, 32 hex digits, its owner's [default: $FLODL_JOIN_TOKEN]."],
-        ["dataset-sig", None, None, "Dataset signature that hosts must have, 64 hex digits."],
-        ["model-sig", None, None, "Model signature that hosts must have, 64 hex digits."],
-        ["on-loss", None, "abort", "What a lost host or failed rank does to the others: abort or continue."],
-        ["after-run", None, "exit", "What follows a run: exit (status 0 or 1), hold (serve its state) or rearm."],
-        ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
-        ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
-        ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
-        ["state-dir", None, None, "Folder for lock and token, by port [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
-    ]
+    optParameters = OPTIONS
 
     def __init__(self) -> None:
         super().__init__()
