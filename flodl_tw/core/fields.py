@@ -9,9 +9,9 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeGuard, TypeVar
+from typing import Final, TypeVar
 
 from flodl_tw.core.log_text import shown
 
@@ -24,7 +24,6 @@ MAX_DEPTH: Final = 64
 MAX_COUNT: Final = 10**18 - 1
 MAX_U32: Final = (1 << 32) - 1
 
-_UTF8: Final = "in characters that UTF-8 has"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEX = re.compile("[0-9a-fA-F]*")
 
@@ -96,16 +95,6 @@ _DECODER: Final = json.JSONDecoder(
 )
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    # JSON can spell half a surrogate pair, which has no UTF-8.
-    return isinstance(value, str) and not _SURROGATE.search(value)
-
-
-def _is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
-    # A bool is an int to Python, and a 1.0 equals one.
-    return type(value) is int and least <= value <= most
-
-
 @dataclass(frozen=True, slots=True)
 class Fields:
     """Reads the fields of an object; what is wrong with one is a ShapeError.
@@ -145,13 +134,15 @@ class Fields:
 
     def text(self, key: str) -> str:
         value = self.values.get(key)
-        if not _is_text(value):
-            raise self.wrong(key, f"a text, {_UTF8}")
+        # JSON can spell half a surrogate pair, which has no UTF-8.
+        if not isinstance(value, str) or _SURROGATE.search(value):
+            raise self.wrong(key, "a text, in characters that UTF-8 has")
         return value
 
     def whole(self, key: str, least: int = 0, most: int = MAX_COUNT) -> int:
         value = self.values.get(key)
-        if not _is_whole(value, least, most):
+        # A bool is an int to Python, and a 1.0 equals one.
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self.wrong(key, f"a whole number from {least} to {most}")
         return value
 
@@ -176,45 +167,35 @@ class Fields:
         return bytes.fromhex(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(self._items(key, _is_text, f"texts, {_UTF8}"))
+        items = self._items(key, "texts")
+        return tuple(map(items.text, items.values))
 
     def wholes(self, key: str, least: int = 0, most: int = MAX_COUNT, count: int | None = None) -> tuple[int, ...]:
         """A list of whole numbers in the range, ``count`` of them where that is given."""
-
-        def fits(item: object) -> TypeGuard[int]:
-            return _is_whole(item, least, most)
-
-        limit = f"whole numbers from {least} to {most}"
-        found = tuple(self._items(key, fits, limit if count is None else f"{count} {limit}"))
-        if count not in (None, len(found)):
-            raise self.wrong(key, f"a list of {count} {limit}")
-        return found
+        limit = f"{'' if count is None else f'{count} '}whole numbers from {least} to {most}"
+        items = self._items(key, limit)
+        if count not in (None, len(items.values)):
+            raise self.wrong(key, f"a list of {limit}")
+        return tuple(items.whole(name, least, most) for name in items.values)
 
     def child(self, key: str) -> Fields:
-        return self._inner(key, self.values.get(key), f"{self.prefix}{key}")
-
-    def children(self, key: str) -> list[Fields]:
-        items = self._list(key, "a list of objects")
-        return [self._inner(key, item, f"{self.prefix}{key}[{place}]") for place, item in enumerate(items)]
-
-    def _inner(self, key: str, value: object, name: str) -> Fields:
+        value = self.values.get(key)
         if not isinstance(value, dict):
             # Its value is not shown: anything may be in it.
-            raise ShapeError(f"{name} {'must be' if key in self else 'is missing: it must be'} an object")
-        return Fields(value, f"{name}.", self.shows)
+            said = "must be" if key in self else "is missing: it must be"
+            raise ShapeError(f"{self.prefix}{key} {said} an object")
+        return Fields(value, f"{self.prefix}{key}.", self.shows)
 
-    def _items(self, key: str, fits: Callable[[object], TypeGuard[T]], limit: str) -> Iterator[T]:
-        for item in self._list(key, f"a list of {limit}"):
-            if not fits(item):
-                has = f" has {shown(item)}: it" if self.shows else ""
-                raise ShapeError(f"{self.prefix}{key}{has} must be a list of {limit}")
-            yield item
+    def children(self, key: str) -> list[Fields]:
+        items = self._items(key, "objects")
+        return list(map(items.child, items.values))
 
-    def _list(self, key: str, limit: str) -> list[object]:
+    def _items(self, key: str, limit: str) -> Fields:
+        """The items of a list, each with the name that it has in errors."""
         value = self.values.get(key)
         if not isinstance(value, list):
-            raise self.wrong(key, limit)
-        return value
+            raise self.wrong(key, f"a list of {limit}")
+        return Fields({f"{key}[{place}]": item for place, item in enumerate(value)}, self.prefix, self.shows)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

@@ -12,7 +12,6 @@ from flodl_tw.agent.settings import BOOTSTRAP_VARIABLE
 from flodl_tw.core.addresses import MAX_PORT, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.fields import Fields, ShapeError, decode_hex_object
-from flodl_tw.core.ledger import MAX_DEVICES
 from flodl_tw.core.tokens import parse_token
 
 PROBE_VARIABLE: Final = "FLODL_INTERNAL_MODEL_SIG_PROBE"
@@ -70,8 +69,6 @@ def _bootstrap(fields: Fields) -> Bootstrap:
         # As Python writes it: it reads the same number again.
         options["gpu-ram-share"] = str(share)
     devices = fields.optional("local_devices", lambda key: fields.wholes(key, 0, 255)) or ()
-    if len(devices) > MAX_DEVICES:
-        raise fields.wrong("local_devices", f"a list of at most {MAX_DEVICES}")
     salt = fields.optional("salt_hex", fields.text)
     token = parse_token(salt, f"{BOOTSTRAP_VARIABLE}'s salt_hex") if salt else None
     return Bootstrap(options, token, devices or None)

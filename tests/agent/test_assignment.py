@@ -158,6 +158,7 @@ class EnvelopeTests(unittest.TestCase):
 
     def test_what_is_wrong_with_the_worker_is_named(self) -> None:
         ranks = "it must be a list of 2 whole numbers from 0 to 3"
+        rank = "it must be a whole number from 0 to 3"
         wrong: dict[str, tuple[tuple[Any, str], ...]] = {
             "host": (
                 (MISSING, "worker.host is missing"),
@@ -173,13 +174,13 @@ class EnvelopeTests(unittest.TestCase):
                 ([2], f"worker.ranks (a list of 1): {ranks}"),
                 ([1, 2, 3], f"worker.ranks (a list of 3): {ranks}"),
                 ([2, 2], "worker.ranks (a list of 2): it must be a list of different ranks, not [2, 2]"),
-                ([2, 4], f"worker.ranks has 4: {ranks}"),
-                ([-1, 2], f"worker.ranks has -1: {ranks}"),
-                ([0, True], f"worker.ranks has true: {ranks}"),
-                ([0, 1.0], f"worker.ranks has 1.0: {ranks}"),
-                ([0, "1"], f"worker.ranks has '1': {ranks}"),
-                ([0, None], f"worker.ranks has null: {ranks}"),
-                ([0, [1]], f"worker.ranks has (a list of 1): {ranks}"),
+                ([2, 4], f"worker.ranks[1] 4: {rank}"),
+                ([-1, 2], f"worker.ranks[0] -1: {rank}"),
+                ([0, True], f"worker.ranks[1] true: {rank}"),
+                ([0, 1.0], f"worker.ranks[1] 1.0: {rank}"),
+                ([0, "1"], f"worker.ranks[1] '1': {rank}"),
+                ([0, None], f"worker.ranks[1] null: {rank}"),
+                ([0, [1]], f"worker.ranks[1] (a list of 1): {rank}"),
             ),
         }
         for name, values in wrong.items():

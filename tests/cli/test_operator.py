@@ -466,7 +466,10 @@ class CheckTests(OperatorTestCase):
                 "its answer's reason is missing: it must be a text, in characters that UTF-8 has",
             ),
             ({"admitted": True}, f"its answer's ranks is missing: it must be a list of {WHOLES}"),
-            ({"admitted": True, "ranks": ["0"]}, f"its answer's ranks has '0': it must be a list of {WHOLES}"),
+            (
+                {"admitted": True, "ranks": ["0"]},
+                f"its answer's ranks[0] '0': it must be a {WHOLES.replace('numbers', 'number')}",
+            ),
         ):
             self.said.clear()
             self.assertEqual(self.check(self.canned(200, body), {}), 1)

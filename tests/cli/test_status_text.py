@@ -166,11 +166,11 @@ class ParseTests(unittest.TestCase):
             ),
             (
                 a_state(members=[a_member(local_devices=[None])]),
-                f"its state's members[0].local_devices has null: it must be a list of {WHOLES}",
+                f"its state's members[0].local_devices[0] null: it must be a {WHOLES.replace('numbers', 'number')}",
             ),
             (
                 a_state(members=[a_member(gpus=[1])]),
-                "its state's members[0].gpus has 1: it must be a list of texts, in characters that UTF-8 has",
+                "its state's members[0].gpus[0] 1: it must be a text, in characters that UTF-8 has",
             ),
             (a_state(members=[a_member(joined_at_secs=None)]), f"its state's members[0].joined_at_secs null: {COUNT}"),
         )

@@ -17,6 +17,7 @@ PLAIN: dict[str, Any] = {"host": "gpu-a", "controller_host": "10.0.0.100", "cont
 WAY_OUT = "start this program with fdl join --bin, or use flodl-tw join"
 TEXT = "must be a text, in characters that UTF-8 has"
 PORT = "its controller_port must be a whole number from 1 to 65535"
+DEVICE = "its local_devices[0] must be a whole number from 0 to 255"
 DEVICES = "its local_devices must be a list of whole numbers from 0 to 255"
 WRONG: tuple[tuple[str, Any, str], ...] = (
     ("host", 1, f"its host {TEXT}"),
@@ -32,11 +33,10 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("controller_port", 65536, PORT),
     ("local_devices", 0, DEVICES),
     ("local_devices", {"0": 1}, DEVICES),
-    ("local_devices", [0] * 257, "its local_devices must be a list of at most 256"),
-    ("local_devices", [True], DEVICES),
-    ("local_devices", [-1], DEVICES),
-    ("local_devices", [256], DEVICES),
-    ("local_devices", [0.0], DEVICES),
+    ("local_devices", [True], DEVICE),
+    ("local_devices", [-1], DEVICE),
+    ("local_devices", [256], DEVICE),
+    ("local_devices", [0.0], DEVICE),
     ("gpu_ram_share", "0.5", "its gpu_ram_share must be a number"),
     ("gpu_ram_share", True, "its gpu_ram_share must be a number"),
     ("salt_hex", 5, f"its salt_hex {TEXT}"),

@@ -181,7 +181,10 @@ class AnswerTests(CheckTestCase):
             (b"", "the body is not JSON"),
             (b"[" * 65_536, "the body is nested deeper than 64"),
             (b'{"host":"a"}', "the key 'local_devices' is missing"),
-            (body_of().replace(b"[0, 1]", b"[0, 999]"), "local_devices has 999: it must be a list of whole numbers"),
+            (
+                body_of().replace(b"[0, 1]", b"[0, 999]"),
+                "local_devices[1] 999: it must be a whole number from 0 to 255",
+            ),
         ):
             code, told = self.ask(door, post(body))
             self.assertEqual((code, list(told)), (400, ["error"]), body[:40])

@@ -23,7 +23,7 @@ RIGHT: dict[str, Any] = {
     "dataset_sig": SIG.hex(),
 }
 DEVICES = "local_devices {}: it must be a list of whole numbers from 0 to 255"
-DEVICE = "local_devices has {}: it must be a list of whole numbers from 0 to 255"
+DEVICE = "local_devices[{}] {}: it must be a whole number from 0 to 255"
 NCCL = "3 whole numbers from 0 to 4294967295"
 
 # what replaces the right body's keys, and the error
@@ -34,13 +34,13 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"host": ["a" * 99]}, "host (a list of 1): it must be a text, in characters that UTF-8 has"),
     ({"local_devices": "0,1"}, DEVICES.format("'0,1'")),
     ({"local_devices": {"a": 1}}, DEVICES.format("(an object)")),
-    ({"local_devices": [0, 256]}, DEVICE.format("256")),
-    ({"local_devices": [-1]}, DEVICE.format("-1")),
-    ({"local_devices": [True]}, DEVICE.format("true")),
-    ({"local_devices": [1.0]}, DEVICE.format("1.0")),
-    ({"local_devices": ["0"]}, DEVICE.format("'0'")),
-    ({"gpus": "H100"}, "gpus 'H100': it must be a list of texts, in characters that UTF-8 has"),
-    ({"gpus": [None]}, "gpus has null: it must be a list of texts, in characters that UTF-8 has"),
+    ({"local_devices": [0, 256]}, DEVICE.format(1, "256")),
+    ({"local_devices": [-1]}, DEVICE.format(0, "-1")),
+    ({"local_devices": [True]}, DEVICE.format(0, "true")),
+    ({"local_devices": [1.0]}, DEVICE.format(0, "1.0")),
+    ({"local_devices": ["0"]}, DEVICE.format(0, "'0'")),
+    ({"gpus": "H100"}, "gpus 'H100': it must be a list of texts"),
+    ({"gpus": [None]}, "gpus[0] null: it must be a text, in characters that UTF-8 has"),
     ({"libtorch": False}, "libtorch false: it must be a text, in characters that UTF-8 has"),
     ({"dataset_sig": ""}, "dataset_sig '': it must be 64 hex digits"),
     ({"dataset_sig": "0" * 63}, f"dataset_sig '{'0' * 63}': it must be 64 hex digits"),
@@ -51,7 +51,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"run_id": None}, "run_id null: it must be a text, in characters that UTF-8 has"),
     ({"nccl_version": "2.27"}, f"nccl_version '2.27': it must be a list of {NCCL}"),
     ({"nccl_version": [2, 27]}, f"nccl_version (a list of 2): it must be a list of {NCCL}"),
-    ({"nccl_version": [2, 27, 2**32]}, f"nccl_version has 4294967296: it must be a list of {NCCL}"),
+    ({"nccl_version": [2, 27, 2**32]}, "nccl_version[2] 4294967296: it must be a whole number from 0 to 4294967295"),
     ({"model_sig": []}, "model_sig (a list of 0): it must be 64 hex digits"),
     ({"version": "4"}, "version '4': it must be a whole number from 0 to 4294967295"),
     ({"version": -1}, "version -1: it must be a whole number from 0 to 4294967295"),
