@@ -15,11 +15,11 @@ from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
-from flodl_tw.agent.assignment import read_envelope, read_relay_spec
+from flodl_tw.agent.assignment import Assignment, read_world
 from flodl_tw.agent.children import Children
 from flodl_tw.agent.devices import Choice
 from flodl_tw.agent.dial import ATTEMPTS, PAUSE_SECS, Dialer, DialError
-from flodl_tw.agent.host import HostRun, Places
+from flodl_tw.agent.host import HostRun
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.agent.outcome import SILENT_CLOSES, Outcome, aborted, closed_silently, rejected, stopped, transient
 from flodl_tw.agent.output import ERR, Sink
@@ -213,28 +213,20 @@ class Agent:
             return transient(f"the controller ended the link before the world formed ({event.how})")
         if not isinstance(event, WorldFormed):
             return transient(f"the controller sent {type(event).__name__} where the world was due")
+        settings = self._settings
         try:
-            places = self._places(event)
+            assignment = read_world(
+                event,
+                devices=count,
+                dialed=settings.controller,
+                data_path=settings.data_path,
+                gpu_ram_share=settings.gpu_ram_share,
+            )
         except ValueError as error:
             return transient(f"the controller's world cannot be used: {error}")
-        return await self._live(link, places)
+        return await self._live(link, assignment)
 
-    def _places(self, formed: WorldFormed) -> Places:
-        settings = self._settings
-        assignment = read_envelope(
-            formed.envelope_hex,
-            devices=len(self._choice.devices),
-            dialed=settings.controller,
-            data_path=settings.data_path,
-            gpu_ram_share=settings.gpu_ram_share,
-        )
-        relay = formed.relay_spec_hex
-        return Places(
-            self._choice.devices, assignment, None if relay is None else read_relay_spec(relay, settings.controller)
-        )
-
-    async def _live(self, link: JoinLink, places: Places) -> Outcome:
-        assignment = places.assignment
+    async def _live(self, link: JoinLink, assignment: Assignment) -> Outcome:
         self.say(
             f"the world has formed: {counted(assignment.world_size, 'rank')} on "
             f"{counted(assignment.num_workers, 'host')}, here {rank_list(assignment.ranks)}"
@@ -247,7 +239,17 @@ class Agent:
         self._sink.mend()
         started = self._reactor.seconds()
         make = partial(Children, self._reactor, self._guardian, self._sink, self._settings.stop_grace, say=self.say)
-        self._host = HostRun(self._reactor, self._settings, places, link, make, self._logs, self._environ, self.say)
+        self._host = HostRun(
+            self._reactor,
+            self._settings,
+            self._choice.devices,
+            assignment,
+            link,
+            make,
+            self._logs,
+            self._environ,
+            self.say,
+        )
         try:
             self._host.start()
             outcome = await self._host.done

@@ -12,6 +12,7 @@ from typing import Final
 
 from flodl_tw.core.fields import Fields, compact, decode_hex_object
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
+from flodl_tw.core.messages import WorldFormed
 
 CLUSTER_VARIABLE: Final = "FLODL_INTERNAL_CLUSTER_JSON"
 RELAY_VARIABLE: Final = "FLODL_INTERNAL_RELAY_JSON"
@@ -45,8 +46,9 @@ class Assignment:
 
     ``ranks`` are the final global ranks, one a device, and ``controller`` is
     where this host dialed it.  ``envelope_hex`` is what the ranks get: as
-    received, with that controller and the host's own settings.  It holds the
-    world's salt, a credential.
+    received, with that controller and the host's own settings; ``relay_hex``
+    is the same for its relay, where there is one.  Both hold the world's
+    salt, a credential.
     """
 
     host: str
@@ -58,16 +60,22 @@ class Assignment:
     group: Group | None
     interface: str = ""
     """The network interface that NCCL is to use here, where the operator has named one."""
+    relay_hex: str | None = field(default=None, repr=False)
 
 
-def read_envelope(
-    envelope_hex: str, *, devices: int, dialed: tuple[str, int], data_path: str | None, gpu_ram_share: float | None
+def read_world(
+    formed: WorldFormed,
+    *,
+    devices: int,
+    dialed: tuple[str, int],
+    data_path: str | None = None,
+    gpu_ram_share: float | None = None,
 ) -> Assignment:
     """This host's assignment, for its count of ``devices``; raises ValueError for what no rank can be started with.
 
     ``dialed`` is the controller as this host reached it.  Keys that are not known are kept.
     """
-    envelope = decode_hex_object(envelope_hex, "the envelope")
+    envelope = decode_hex_object(formed.envelope_hex, "the envelope")
     fields = Fields(envelope, "the envelope's ")
     world_size = fields.whole("world_size", 1, MAX_WORLD)
     num_workers = fields.whole("num_workers", 1, world_size)
@@ -83,14 +91,12 @@ def read_envelope(
         "worker": {**worker.values, **{key: value for key, value in own.items() if value is not None}},
     }
     encoded = _encode(told, "the envelope", CLUSTER_VARIABLE)
-    return Assignment(host, ranks, world_size, num_workers, dialed, encoded, _group(fields), _interface(worker))
-
-
-def read_relay_spec(relay_spec_hex: str, dialed: tuple[str, int]) -> str:
-    """The relay's spec, as hex again, with the controller as this host dialed it; ValueError for what is none."""
-    spec = decode_hex_object(relay_spec_hex, "the relay's spec")
-    told = {**spec, "controller_host": dialed[0], "controller_port": dialed[1]}
-    return _encode(told, "the relay's spec", RELAY_VARIABLE)
+    relay_hex = None
+    if formed.relay_spec_hex is not None:
+        spec = decode_hex_object(formed.relay_spec_hex, "the relay's spec")
+        told = {**spec, "controller_host": dialed[0], "controller_port": dialed[1]}
+        relay_hex = _encode(told, "the relay's spec", RELAY_VARIABLE)
+    return Assignment(host, ranks, world_size, num_workers, dialed, encoded, _group(fields), _interface(worker), relay_hex)
 
 
 def _host(worker: Fields) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Final
 
@@ -29,15 +28,6 @@ EARLY_SECS: Final = 5.0
 """After an exit with 0, while other ranks of the host run on: what an ordinary end never takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """What one host has for one world: its devices, its assignment, and the spec of its relay where there is one."""
-
-    devices: tuple[Device, ...]
-    assignment: Assignment
-    relay_spec_hex: str | None = None
-
-
 class HostRun:
     """From WorldFormed to the end of the host's last process.
 
@@ -49,7 +39,8 @@ class HostRun:
         self,
         clock: IReactorTime,
         settings: AgentSettings,
-        places: Places,
+        devices: Sequence[Device],
+        assignment: Assignment,
         link: JoinLink,
         make_children: Callable[..., Children],
         logs: LogFiles,
@@ -59,7 +50,8 @@ class HostRun:
         self.done: Deferred[Outcome] = Deferred()
         self._clock = clock
         self._settings = settings
-        self._places = places
+        self._devices = devices
+        self._assignment = assignment
         self._link = link
         self._logs = logs
         self._environ = environ
@@ -75,7 +67,7 @@ class HostRun:
         """How many have come to the agent that ask for the end."""
         self._passed = SIGTERM
         """What the ranks were asked to end by."""
-        self._takes_reports = places.assignment.group is not None and places.assignment.group.reports
+        self._takes_reports = assignment.group is not None and assignment.group.reports
         self._oom_kills = OomKills()
         self._told: RankError | None = None
         """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
@@ -83,18 +75,18 @@ class HostRun:
 
     def start(self) -> None:
         """Start the relay, then the ranks; then listen to the link."""
-        assignment = self._places.assignment
+        assignment = self._assignment
         words = self._settings.program
         if self._takes_reports:
             self._errors.open(self._say)
         try:
-            if self._places.relay_spec_hex is not None:
-                environ = relay_environ(self._environ, self._places.relay_spec_hex, assignment.host)
+            if assignment.relay_hex is not None:
+                environ = relay_environ(self._environ, assignment.relay_hex, assignment.host)
                 self._relay = self.children.start(f"[{assignment.host}:relay] ", words, environ, {})
             # A controller without our object is flodl's own, and so is the program.
             view = GpuView.OWN if assignment.group is None else self._settings.gpu_view
             for index, rank in enumerate(assignment.ranks):
-                mask, local = rank_view(self._places.devices, index, view)
+                mask, local = rank_view(self._devices, index, view)
                 environ = rank_environ(
                     self._environ, assignment, index, mask, self._errors.path(rank), local_rank=local
                 )
@@ -118,7 +110,7 @@ class HostRun:
             if signalled is not None:
                 self._asked_again(signal_name(signalled))
             return
-        self._note(cause)
+        self._cause = self._cause or cause
         self._stopping = True
         self._passed = SIGINT if signalled == SIGINT else SIGTERM
         if signalled is not None and self._takes_reports:
@@ -137,20 +129,15 @@ class HostRun:
 
     def _ask(self, why: str) -> None:
         if self.children.running:
+            count = self.children.running
+            processes = f"{count} process{'' if count == 1 else 'es'}"
             how = f"with {signal_name(self._passed)}, and SIGKILL in {self._settings.stop_grace:g} s"
-            self._say(f"{why}: ending {self._still()} {how}")
+            self._say(f"{why}: ending {processes} {how}")
             self.children.stop(number=self._passed)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every rank; a relay has no use for it."""
         self.children.signal(number, self._ranks)
-
-    def _still(self) -> str:
-        count = self.children.running
-        return f"{count} process{'' if count == 1 else 'es'}"
-
-    def _note(self, cause: Outcome) -> None:
-        self._cause = self._cause or cause
 
     def _heard(self, event: Event) -> None:
         if self._stopping:
@@ -171,7 +158,7 @@ class HostRun:
         if index is None:
             # One that came about while the system refused what it needed.
             return
-        rank = self._places.assignment.ranks[index]
+        rank = self._assignment.ranks[index]
         error = self._errors.read(rank) if code else None
         if error is not None:
             self._say(f"rank {rank} left an exception: {error.text}")
@@ -193,7 +180,7 @@ class HostRun:
         if others and not code:
             self._timers.append(self._clock.callLater(EARLY_SECS, self._left_early, rank))
         if code and not self._stopping:
-            self._note(rank_failed(rank, code))
+            self._cause = self._cause or rank_failed(rank, code)
         if not others and self._relay is not None and self._relay.running:
             self._timers.append(self._clock.callLater(RELAY_SECS, self.children.stop, self._relay))
 

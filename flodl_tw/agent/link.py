@@ -76,10 +76,8 @@ class JoinLink(Protocol):
         self.gone.callback(None)
         if self._fault is not None:
             self._happened(LinkEnded(f"closed by us, for {self._fault}", fault=True))
-        elif reason.check(ConnectionDone):
-            self._happened(LinkEnded("closed"))
         else:
-            self._happened(LinkEnded("lost"))
+            self._happened(LinkEnded("closed" if reason.check(ConnectionDone) else "lost"))
 
     def next(self, secs: float) -> Deferred[Event]:
         """The next event; TimeoutError after ``secs`` without one."""

@@ -11,7 +11,7 @@ from twisted.internet.endpoints import connectProtocol
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
-from flodl_tw.agent.assignment import Assignment, read_envelope
+from flodl_tw.agent.assignment import Assignment, read_world
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.outcome import MAX_REASON_CHARS, aborted
 from flodl_tw.channels.peeker import internet_address
@@ -160,9 +160,7 @@ class SimulatedHost(JoinLink):
     def _told(self, formed: WorldFormed) -> None:
         count, dialed = len(self._hello.local_devices), internet_address(self.transport.getPeer()) or ("", 0)
         try:
-            self.world = read_envelope(
-                formed.envelope_hex, devices=count, dialed=dialed, data_path=None, gpu_ram_share=None
-            )
+            self.world = read_world(formed, devices=count, dialed=dialed)
         except ValueError as error:
             self._over(HostEndedError(f"the controller's world cannot be used: {error}", formed))
             return

@@ -6,11 +6,11 @@ import json
 import unittest
 from typing import Any
 
-from flodl_tw.agent.assignment import MAX_VARIABLE, Assignment, Group, read_envelope, read_relay_spec
+from flodl_tw.agent.assignment import MAX_VARIABLE, Assignment, Group, read_world
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.fields import MAX_DEPTH
 from flodl_tw.core.ledger import Ledger
-from flodl_tw.core.messages import Hello
+from flodl_tw.core.messages import Hello, WorldFormed
 from flodl_tw.core.world import LaunchSettings, RelaySettings, World
 
 SALT = "00112233445566778899aabbccddeeff"
@@ -42,8 +42,18 @@ def hexed(value: Any) -> str:
     return json.dumps(value).encode().hex()
 
 
-def read(envelope_hex: str, data_path: str | None = None, gpu_ram_share: float | None = None) -> Assignment:
-    return read_envelope(envelope_hex, devices=2, dialed=DIALED, data_path=data_path, gpu_ram_share=gpu_ram_share)
+def read(
+    envelope_hex: str, relay_hex: str | None = None, data_path: str | None = None, gpu_ram_share: float | None = None
+) -> Assignment:
+    formed = WorldFormed(envelope_hex, relay_hex)
+    return read_world(formed, devices=2, dialed=DIALED, data_path=data_path, gpu_ram_share=gpu_ram_share)
+
+
+def relay_of(spec_hex: str) -> str:
+    """What the relay reads."""
+    relay_hex = read(hexed(envelope()), spec_hex).relay_hex
+    assert relay_hex is not None
+    return relay_hex
 
 
 def told(assignment: Assignment) -> Any:
@@ -83,7 +93,7 @@ class EnvelopeTests(unittest.TestCase):
         )
         spec_hex = world.relay_spec_hex(member, ranks, "head", 1)
         assert spec_hex is not None
-        spec = json.loads(bytes.fromhex(read_relay_spec(spec_hex, DIALED)))
+        spec = json.loads(bytes.fromhex(relay_of(spec_hex)))
         self.assertEqual((spec["controller_host"], spec["controller_port"], spec["ranks"]), (*DIALED, [2, 3]))
 
     def test_it_names_the_controller_as_it_was_dialed_and_keeps_the_rest(self) -> None:
@@ -109,7 +119,7 @@ class EnvelopeTests(unittest.TestCase):
             ("", 0.5, ("", 0.5)),
         ):
             with self.subTest(data_path=data_path, share=share):
-                assignment = read(hexed(given), data_path, share)
+                assignment = read(hexed(given), None, data_path, share)
                 self.assertEqual(
                     (told(assignment)["worker"]["data_path"], told(assignment)["worker"]["gpu_ram_share"]), right
                 )
@@ -244,7 +254,7 @@ class EnvelopeTests(unittest.TestCase):
 
     def test_nothing_is_read_into_the_relays_spec_but_where_it_dials(self) -> None:
         given = {"host": "gpu-b", "controller_host": "x", "salt_hex": SALT, "ranks": [2, 3], "later": {"x": 1}}
-        spec_hex = read_relay_spec(hexed(given), DIALED)
+        spec_hex = relay_of(hexed(given))
         self.assertRegex(spec_hex, "^([0-9a-f]{2})+$")
         self.assertEqual(
             json.loads(bytes.fromhex(spec_hex)), {**given, "controller_host": "10.0.0.100", "controller_port": 29500}
@@ -258,4 +268,4 @@ class EnvelopeTests(unittest.TestCase):
             (b"[" * 100_000).hex(),
         ):
             with self.subTest(text=text[:20]), self.assertRaisesRegex(ValueError, "^the relay's spec"):
-                read_relay_spec(text, DIALED)
+                relay_of(text)
