@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Final, TypeVar
@@ -50,38 +51,30 @@ CHECK: Final = (
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class Agent:
     """The agent of one host.  ``choice`` has its devices, ``environ`` what its children inherit."""
 
-    def __init__(
-        self,
-        reactor: IReactor,
-        settings: AgentSettings,
-        choice: Choice,
-        environ: Mapping[str, str],
-        *,
-        sink: Sink,
-        guardian: Guardian,
-        jitter: Callable[[], float] = random.random,
-        resolver: ThreadResolver | None = None,
-    ) -> None:
-        self._reactor = reactor
-        self._settings = settings
-        self._choice = choice
-        self._environ = environ
-        self._sink = sink
-        self._guardian = guardian
-        self._limits = Limits.at(settings.scale)
-        self._jitter = jitter
-        self._logs = LogFiles(settings.log_dir, self.say)
+    reactor: IReactor
+    settings: AgentSettings
+    choice: Choice
+    environ: Mapping[str, str]
+    sink: Sink
+    guardian: Guardian
+    jitter: Callable[[], float] = random.random
+    resolver: ThreadResolver | None = None
+
+    def __post_init__(self) -> None:
+        self._limits = Limits.at(self.settings.scale)
+        self._logs = LogFiles(self.settings.log_dir, self.say)
         self._dialer = Dialer(
-            reactor,
-            *settings.controller,
-            attempts=scaled(ATTEMPTS, settings.scale),
+            self.reactor,
+            *self.settings.controller,
+            attempts=scaled(ATTEMPTS, self.settings.scale),
             connect_secs=self._limits.connect,
             say=self.say,
-            jitter=jitter,
-            resolver=resolver,
+            jitter=self.jitter,
+            resolver=self.resolver or ThreadResolver(self.reactor),
         )
         self._host: HostRun | None = None
         self._interrupt: Callable[[], None] | None = None
@@ -90,8 +83,8 @@ class Agent:
         self._ran_secs = 0.0
 
     def say(self, line: str) -> None:
-        text = printable(f"{self._settings.host}: {line}")
-        self._sink.write(ERR, f"flodl-tw: {text}\n".encode("utf-8", "backslashreplace"))
+        text = printable(f"{self.settings.host}: {line}")
+        self.sink.write(ERR, f"flodl-tw: {text}\n".encode("utf-8", "backslashreplace"))
 
     async def run(self) -> Outcome:
         """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
@@ -99,12 +92,12 @@ class Agent:
         while self._stop is None:
             outcome = await self._interruptible(Deferred.fromCoroutine(self._attempt()))
             self.say(f"{outcome.text} (status {outcome.status})")
-            if not (self._settings.persist and outcome.retry) or self._stop is not None:
+            if not (self.settings.persist and outcome.retry) or self._stop is not None:
                 return outcome
             if self._ran_secs >= LONG_RUN_SECS:
                 delay = LEAST_DELAY
             self.say(f"dialing again in {delay:g} s (--persist)")
-            await self._interruptible(deferLater(self._reactor, delay))
+            await self._interruptible(deferLater(self.reactor, delay))
             delay = min(2 * delay, MOST_DELAY)
         return self._stop
 
@@ -156,7 +149,7 @@ class Agent:
         except DialError as error:
             return transient(f"{error}: {CHECK}")
         except defer.TimeoutError:
-            return transient(f"{self._settings.endpoint} said nothing in time, though it holds the connection")
+            return transient(f"{self.settings.endpoint} said nothing in time, though it holds the connection")
         finally:
             if link is not None:
                 link.close()
@@ -165,18 +158,18 @@ class Agent:
 
     async def _joined(self) -> tuple[JoinLink, Event]:
         """A link with the answer to its hello.  A hello that is closed without a word is sent again, a few times."""
-        hello = self._settings.hello(self._choice.devices, self._choice.libtorch)
-        factory = LinkFactory(partial(JoinLink, self._reactor, self._limits, hello, self._settings.token))
+        hello = self.settings.hello(self.choice.devices, self.choice.libtorch)
+        factory = LinkFactory(partial(JoinLink, self.reactor, self._limits, hello, self.settings.token))
         for time in range(SILENT_CLOSES):
             if time:
-                self.say(f"{self._settings.endpoint} closed the hello without a reply; trying again")
+                self.say(f"{self.settings.endpoint} closed the hello without a reply; trying again")
                 # Whoever is to stay is not to give up for a proxy whose controller is being started again.
-                pause = LEAST_DELAY if self._settings.persist else PAUSE_SECS
-                await deferLater(self._reactor, pause * (0.5 + self._jitter()))
+                pause = LEAST_DELAY if self.settings.persist else PAUSE_SECS
+                await deferLater(self.reactor, pause * (0.5 + self.jitter()))
             link: JoinLink = await self._dialer.dial(factory)
             link.greet()
             try:
-                answer = await link.next(scaled(REPLY_SECS, self._settings.scale))
+                answer = await link.next(scaled(REPLY_SECS, self.settings.scale))
             except BaseException:
                 link.close()
                 raise
@@ -188,32 +181,32 @@ class Agent:
         if isinstance(answer, Reject):
             return rejected(answer.reason)
         if not isinstance(answer, LinkEnded):
-            return transient(f"{self._settings.endpoint} answered a hello with {type(answer).__name__}")
+            return transient(f"{self.settings.endpoint} answered a hello with {type(answer).__name__}")
         if answer.fault:
-            return transient(f"{self._settings.endpoint} does not answer as a controller does: {answer.how}")
-        return closed_silently(self._settings.endpoint, has_token=self._settings.token is not None)
+            return transient(f"{self.settings.endpoint} does not answer as a controller does: {answer.how}")
+        return closed_silently(self.settings.endpoint, has_token=self.settings.token is not None)
 
     async def _member(self, link: JoinLink, accept: Accept) -> Outcome:
         """From the Accept to the end: wait for the world, and live in it."""
-        count = len(self._choice.devices)
+        count = len(self.choice.devices)
         if len(accept.ranks) != count:
             return transient(f"the controller gave {len(accept.ranks)} ranks for {count} devices")
         wait = accept.formation_wait_secs
         ranks = rank_list(accept.ranks)
-        self.say(f"joined {self._settings.endpoint} with {ranks}; waiting for the world, {wait} s at most")
+        self.say(f"joined {self.settings.endpoint} with {ranks}; waiting for the world, {wait} s at most")
         try:
             # It is ready before the ranks are.
-            self._guardian.start()
+            self.guardian.start()
         except OSError as error:
             return transient(f"the system cannot start another process: {error.strerror}")
-        event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self._settings.scale))
+        event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self.settings.scale))
         if isinstance(event, Abort):
             return aborted(event.reason)
         if isinstance(event, LinkEnded):
             return transient(f"the controller ended the link before the world formed ({event.how})")
         if not isinstance(event, WorldFormed):
             return transient(f"the controller sent {type(event).__name__} where the world was due")
-        settings = self._settings
+        settings = self.settings
         try:
             assignment = read_world(
                 event,
@@ -231,23 +224,23 @@ class Agent:
             f"the world has formed: {counted(assignment.world_size, 'rank')} on "
             f"{counted(assignment.num_workers, 'host')}, here {rank_list(assignment.ranks)}"
         )
-        names = stale(self._environ, assignment)
+        names = stale(self.environ, assignment)
         if names:
             self.say(f"variables that were set already are replaced or removed for the ranks: {', '.join(names)}")
         if assignment.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
-        self._sink.mend()
-        started = self._reactor.seconds()
-        make = partial(Children, self._reactor, self._guardian, self._sink, self._settings.stop_grace, say=self.say)
+        self.sink.mend()
+        started = self.reactor.seconds()
+        make = partial(Children, self.reactor, self.guardian, self.sink, self.settings.stop_grace, say=self.say)
         self._host = HostRun(
-            self._reactor,
-            self._settings,
-            self._choice.devices,
+            self.reactor,
+            self.settings,
+            self.choice.devices,
             assignment,
             link,
             make,
             self._logs,
-            self._environ,
+            self.environ,
             self.say,
         )
         try:
@@ -255,5 +248,5 @@ class Agent:
             outcome = await self._host.done
         finally:
             self._host = None
-            self._ran_secs = self._reactor.seconds() - started
+            self._ran_secs = self.reactor.seconds() - started
         return outcome

@@ -96,7 +96,9 @@ def read_world(
         spec = decode_hex_object(formed.relay_spec_hex, "the relay's spec")
         told = {**spec, "controller_host": dialed[0], "controller_port": dialed[1]}
         relay_hex = _encode(told, "the relay's spec", RELAY_VARIABLE)
-    return Assignment(host, ranks, world_size, num_workers, dialed, encoded, _group(fields), _interface(worker), relay_hex)
+    return Assignment(
+        host, ranks, world_size, num_workers, dialed, encoded, _group(fields), _interface(worker), relay_hex
+    )
 
 
 def _host(worker: Fields) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NoReturn, TypeVar, cast
 
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, FailureGroup, race
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorFromThreads, IReactorTime
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -36,45 +37,35 @@ def _no_answer(value: object, secs: float) -> NoReturn:
     raise OSError(f"no answer within {secs:g} s")
 
 
+@dataclass
 class Dialer:
     """Dials one controller.  ``attempts`` is scaled already; ``connect_secs`` is what one address may take."""
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        host: str,
-        port: int,
-        *,
-        attempts: int,
-        connect_secs: float,
-        say: Callable[[str], None],
-        resolver: ThreadResolver | None = None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self._reactor = reactor
-        self._host = host
-        self._port = port
-        self._attempts = attempts
-        self._connect_secs = connect_secs
-        self._say = say
-        self._resolver = resolver or ThreadResolver(IReactorFromThreads(reactor))
-        self._jitter = jitter
+    reactor: IReactorTime
+    host: str
+    port: int
+    _: KW_ONLY
+    attempts: int
+    connect_secs: float
+    say: Callable[[str], None]
+    resolver: ThreadResolver
+    jitter: Callable[[], float] = random.random
 
     async def dial(self, factory: Factory[Made]) -> Made:
         """A connection's protocol, which ``factory`` has made; DialError once every attempt has failed."""
-        endpoint = show_endpoint(self._host, self._port)
+        endpoint = show_endpoint(self.host, self.port)
         told = None
-        for attempt in range(self._attempts):
+        for attempt in range(self.attempts):
             if attempt:
-                await deferLater(self._reactor, PAUSE_SECS * (0.5 + self._jitter()))
+                await deferLater(self.reactor, PAUSE_SECS * (0.5 + self.jitter()))
             try:
                 return cast(Made, await self._try_once(factory))
             except DialError as why:
                 reason = str(why)
             if reason != told:
                 told = reason
-                self._say(f"{endpoint} does not answer yet ({reason}); trying up to {self._attempts} times")
-        raise DialError(f"{endpoint} did not answer in {self._attempts} attempts ({told})")
+                self.say(f"{endpoint} does not answer yet ({reason}); trying up to {self.attempts} times")
+        raise DialError(f"{endpoint} did not answer in {self.attempts} attempts ({told})")
 
     async def _try_once(self, factory: IProtocolFactory) -> IProtocol:
         """Dial all addresses, each with a head start before the next; the first to answer wins.
@@ -82,9 +73,9 @@ class Dialer:
         Twisted's HostnameEndpoint does the same, and keeps the reason of one address alone.
         """
         try:
-            addresses = await self._resolver.look_up(self._host).addTimeout(LOOK_UP_SECS, self._reactor, _no_answer)
+            addresses = await self.resolver.look_up(self.host).addTimeout(LOOK_UP_SECS, self.reactor, _no_answer)
         except OSError as why:
-            raise DialError(f"the name {self._host!r} cannot be looked up: {why.strerror or why}") from None
+            raise DialError(f"the name {self.host!r} cannot be looked up: {why.strerror or why}") from None
         dials = [self._connect(factory, address, HEAD_START_SECS * place) for place, address in enumerate(addresses)]
         try:
             _, protocol = await race(dials)
@@ -98,10 +89,10 @@ class Dialer:
 
     def _connect(self, factory: IProtocolFactory, address: str, wait: float) -> Deferred[IProtocol]:
         kind = TCP6ClientEndpoint if ":" in address else TCP4ClientEndpoint
-        endpoint = kind(self._reactor, address, self._port, timeout=self._connect_secs)
+        endpoint = kind(self.reactor, address, self.port, timeout=self.connect_secs)
         if not wait:
             return endpoint.connect(factory)
-        return deferLater(self._reactor, wait).addCallback(lambda _: endpoint.connect(factory))
+        return deferLater(self.reactor, wait).addCallback(lambda _: endpoint.connect(factory))
 
 
 def reason_of(failure: Failure) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Final
 
@@ -28,6 +29,7 @@ EARLY_SECS: Final = 5.0
 """After an exit with 0, while other ranks of the host run on: what an ordinary end never takes."""
 
 
+@dataclass(eq=False)
 class HostRun:
     """From WorldFormed to the end of the host's last process.
 
@@ -35,27 +37,18 @@ class HostRun:
     was clean.  ``environ`` is the agent's own.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        settings: AgentSettings,
-        devices: Sequence[Device],
-        assignment: Assignment,
-        link: JoinLink,
-        make_children: Callable[..., Children],
-        logs: LogFiles,
-        environ: Mapping[str, str],
-        say: Callable[[str], None],
-    ) -> None:
+    clock: IReactorTime
+    settings: AgentSettings
+    devices: Sequence[Device]
+    assignment: Assignment
+    link: JoinLink
+    make_children: Callable[..., Children]
+    logs: LogFiles
+    environ: Mapping[str, str]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self.done: Deferred[Outcome] = Deferred()
-        self._clock = clock
-        self._settings = settings
-        self._devices = devices
-        self._assignment = assignment
-        self._link = link
-        self._logs = logs
-        self._environ = environ
-        self._say = say
         self._errors = ErrorFiles()
         self._ranks: dict[Child, int] = {}
         """The index of each rank's child on this host."""
@@ -67,35 +60,34 @@ class HostRun:
         """How many have come to the agent that ask for the end."""
         self._passed = SIGTERM
         """What the ranks were asked to end by."""
-        self._takes_reports = assignment.group is not None and assignment.group.reports
+        group = self.assignment.group
+        self._takes_reports = group is not None and group.reports
         self._oom_kills = OomKills()
         self._told: RankError | None = None
         """What is said for ranks that we end, where it is no fault of theirs nor of the world's."""
-        self.children = make_children(exited=self._exited, all_gone=self._all_gone)
+        self.children = self.make_children(exited=self._exited, all_gone=self._all_gone)
 
     def start(self) -> None:
         """Start the relay, then the ranks; then listen to the link."""
-        assignment = self._assignment
-        words = self._settings.program
+        assignment = self.assignment
+        words = self.settings.program
         if self._takes_reports:
-            self._errors.open(self._say)
+            self._errors.open(self.say)
         try:
             if assignment.relay_hex is not None:
-                environ = relay_environ(self._environ, assignment.relay_hex, assignment.host)
+                environ = relay_environ(self.environ, assignment.relay_hex, assignment.host)
                 self._relay = self.children.start(f"[{assignment.host}:relay] ", words, environ, {})
             # A controller without our object is flodl's own, and so is the program.
-            view = GpuView.OWN if assignment.group is None else self._settings.gpu_view
+            view = GpuView.OWN if assignment.group is None else self.settings.gpu_view
             for index, rank in enumerate(assignment.ranks):
-                mask, local = rank_view(self._devices, index, view)
-                environ = rank_environ(
-                    self._environ, assignment, index, mask, self._errors.path(rank), local_rank=local
-                )
+                mask, local = rank_view(self.devices, index, view)
+                environ = rank_environ(self.environ, assignment, index, mask, self._errors.path(rank), local_rank=local)
                 prefix = f"[{assignment.host}:r{rank}] "
-                child = self.children.start(prefix, words, environ, self._logs.files(rank))
+                child = self.children.start(prefix, words, environ, self.logs.files(rank))
                 self._ranks[child] = index
         except OSError as error:
             self.end(transient(f"the system cannot start another process: {error.strerror}"))
-        self._link.deliver_to(self._heard)
+        self.link.deliver_to(self._heard)
         if not self.children.running:
             self._all_gone()
 
@@ -119,20 +111,20 @@ class HostRun:
 
     def _asked_again(self, name: str) -> None:
         if self._signals == 1:
-            self._say(f"{name} came, too: the grace goes on, and another signal ends it")
+            self.say(f"{name} came, too: the grace goes on, and another signal ends it")
         elif self._passed == SIGINT:
             self._passed = SIGTERM
             self._ask(f"{name} came, too")
         else:
-            self._say("asked again: the grace is over")
+            self.say("asked again: the grace is over")
             self.children.kill()
 
     def _ask(self, why: str) -> None:
         if self.children.running:
             count = self.children.running
             processes = f"{count} process{'' if count == 1 else 'es'}"
-            how = f"with {signal_name(self._passed)}, and SIGKILL in {self._settings.stop_grace:g} s"
-            self._say(f"{why}: ending {processes} {how}")
+            how = f"with {signal_name(self._passed)}, and SIGKILL in {self.settings.stop_grace:g} s"
+            self.say(f"{why}: ending {processes} {how}")
             self.children.stop(number=self._passed)
 
     def signal(self, number: int) -> None:
@@ -148,7 +140,7 @@ class HostRun:
             self.end(transient(f"the link to the controller has ended ({event.how})"))
         else:
             self.end(transient(f"the controller sent {type(event).__name__} in the middle of a run"))
-            self._link.close()
+            self.link.close()
 
     def _exited(self, child: Child, code: int) -> None:
         if child is self._relay:
@@ -158,36 +150,36 @@ class HostRun:
         if index is None:
             # One that came about while the system refused what it needed.
             return
-        rank = self._assignment.ranks[index]
+        rank = self.assignment.ranks[index]
         error = self._errors.read(rank) if code else None
         if error is not None:
-            self._say(f"rank {rank} left an exception: {error.text}")
+            self.say(f"rank {rank} left an exception: {error.text}")
         elif self._stopping or not code:
             error = self._told
         elif code == -SIGKILL:
             error = RankError("not by its agent", self._oom_kills.explained(), "")
-            self._say(f"rank {rank} was killed {error.text}")
+            self.say(f"rank {rank} was killed {error.text}")
         else:
             error = last_words(child.tail)
         if error is not None and self._takes_reports:
-            self._link.explain(self._link.talk.ranks[index], error)
+            self.link.explain(self.link.talk.ranks[index], error)
         if code or not self._stopping:
             # One that was told to end and did so politely has not done its part of the world's work: unreported,
             # it is a loss, and the other hosts do not wait for it.
-            self._link.report(self._link.talk.ranks[index], code)
+            self.link.report(self.link.talk.ranks[index], code)
         others = sum(other.running for other in self._ranks)
-        self._say(f"rank {rank} exited with {exit_text(code)}")
+        self.say(f"rank {rank} exited with {exit_text(code)}")
         if others and not code:
-            self._timers.append(self._clock.callLater(EARLY_SECS, self._left_early, rank))
+            self._timers.append(self.clock.callLater(EARLY_SECS, self._left_early, rank))
         if code and not self._stopping:
             self._cause = self._cause or rank_failed(rank, code)
         if not others and self._relay is not None and self._relay.running:
-            self._timers.append(self._clock.callLater(RELAY_SECS, self.children.stop, self._relay))
+            self._timers.append(self.clock.callLater(RELAY_SECS, self.children.stop, self._relay))
 
     def _left_early(self, rank: int) -> None:
         others = sum(other.running for other in self._ranks)
         if others and not self._stopping:
-            self._say(f"rank {rank} left early: it exited with code 0, and {others} of this host's ranks run on")
+            self.say(f"rank {rank} left early: it exited with code 0, and {others} of this host's ranks run on")
 
     def _relay_exited(self, code: int) -> None:
         if any(child.running for child in self._ranks):

@@ -29,6 +29,7 @@ from flodl_tw.core.phrases import counted
 from flodl_tw.core.refusals import RefusalCode
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
 from flodl_tw.options import OptionReader
+from flodl_tw.resolver import ThreadResolver
 from flodl_tw.state_folder import given_token
 from flodl_tw.testing import HostEndedError, SimulatedHost, make_hello
 
@@ -108,6 +109,7 @@ def rehearse(options: Mapping[str, object], program: list[str], environ: Mapping
         *plan.controller,
         attempts=scaled(ATTEMPTS, plan.scale),
         connect_secs=Limits.at(plan.scale).connect,
+        resolver=ThreadResolver(reactor),
         # Many hosts meet with the same fault, and it is told once.
         say=cache(say),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from flodl_tw.agent.assignment import Assignment, Group
 from flodl_tw.agent.devices import without_gpus
-from flodl_tw.agent.host import HostRun, Places
+from flodl_tw.agent.host import HostRun
 from flodl_tw.agent.outcome import Outcome, stopped
 from flodl_tw.agent.rank_files import LogFiles
 from flodl_tw.agent.settings import AgentSettings
@@ -87,7 +87,8 @@ class HostTestCase(AgentTestCase):
         self.host = HostRun(
             self.reactor,
             replace(AgentSettings(("head", 1), "gpu-a", ("true",)), stop_grace=30.0),
-            Places(without_gpus(2).devices, assignment),
+            without_gpus(2).devices,
+            assignment,
             self.link,
             FakeChildren,  # type: ignore[arg-type]
             LogFiles(None, self.lines.append),
