@@ -17,7 +17,7 @@ from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.errors import WireError
 from flodl_tw.core.facts import VERSION_FACT
 from flodl_tw.core.messages import RendezvousHello, Uid, decode_rendezvous, encode_rendezvous
-from flodl_tw.core.rendezvous import Close, Complete, Effect, Fail, Rendezvous, Send, StartTimer, StopTimer, Timer
+from flodl_tw.core.rendezvous import Close, Complete, Effect, Fail, Rendezvous, Send, StartTimer, Timer
 from flodl_tw.core.window import Phase
 from flodl_tw.core.wire import Frame, FrameKind
 from flodl_tw.core.world import World
@@ -59,11 +59,11 @@ class RendezvousSession:
                 case StartTimer(timer):
                     self._stop_timer()
                     self._timer = after(self._clock, self._seconds[timer], self._timed_out)
-                case StopTimer():
-                    self._stop_timer()
                 case Fail(why):
+                    self._stop_timer()
                     self.run.part_failed(why)
                 case Complete():
+                    self._stop_timer()
                     _log.info("every rank has the communicator's id: the rendezvous is complete")
 
     def dialed(self, peer: RendezvousProtocol) -> None:

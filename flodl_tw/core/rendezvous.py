@@ -51,23 +51,18 @@ class StartTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class StopTimer:
-    """No deadline runs any more."""
-
-
-@dataclass(frozen=True, slots=True)
 class Fail:
-    """The rendezvous, and so the run, has failed."""
+    """The rendezvous, and so the run, has failed; no deadline runs any more."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every rank has the id."""
+    """Every rank has the id; no deadline runs any more."""
 
 
-Effect = Send | Close | StartTimer | StopTimer | Fail | Complete
+Effect = Send | Close | StartTimer | Fail | Complete
 
 
 class RendezvousState(Enum):
@@ -129,7 +124,7 @@ class Rendezvous:
         if self.state is not RendezvousState.GENERATING or self._ranks.get(peer) != self._generator:
             return self.broke(peer, "it sent a Uid that nobody asked it for")
         self.state = RendezvousState.COMPLETE
-        effects: list[Effect] = [StopTimer()]
+        effects: list[Effect] = []
         for rank, other in self._slots.items():
             if rank != self._generator:
                 effects.append(Send(other, uid))
@@ -192,7 +187,7 @@ class Rendezvous:
         self.state = RendezvousState.FAILED
         peers = [*self._slots.values(), *also]
         self._forget()
-        return [StopTimer(), *(Close(peer) for peer in peers), Fail(f"the rendezvous failed: {why}")]
+        return [*(Close(peer) for peer in peers), Fail(f"the rendezvous failed: {why}")]
 
     def _forget(self) -> None:
         self._slots.clear()
