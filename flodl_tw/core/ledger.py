@@ -104,15 +104,11 @@ class Ledger:
             yield member, range(first, first + member.size)
             first += member.size
 
-    def admit(self, offer: Offer, now: float) -> Member | Refusal:
-        """Admit the offer, or say why not.  ``now``: seconds since the window opened.
-
-        A refusal changes nothing.  The cost does not grow with the membership.
-        """
-        return self.refusal(offer, now) or self.enter(offer, now)
-
     def refusal(self, offer: Offer, now: float) -> Refusal | None:
-        """Why the offer would be refused, or None.  Changes nothing."""
+        """Why the offer would be refused, or None.  ``now``: seconds since the window opened.
+
+        Changes nothing.  The cost does not grow with the membership.
+        """
         for code, check in CHECKS:
             text = check(self, offer, now)
             if text is not None:
@@ -184,7 +180,7 @@ def unspoken_version(version: int) -> Refusal | None:
 
 
 Check = Callable[[Ledger, Offer, float], str | None]
-"""Gives what is wrong with an offer, and the way out; None where nothing is.  The float is that of ``admit``."""
+"""Gives what is wrong with an offer, and the way out; None where nothing is.  The float is that of ``refusal``."""
 
 
 def check_host(ledger: Ledger, offer: Offer, now: float) -> str | None:

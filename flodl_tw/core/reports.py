@@ -15,8 +15,6 @@ from typing import Final
 from flodl_tw.core.errors import WireError
 from flodl_tw.core.fields import MAX_U32, Fields, ShapeError, decode_object
 
-MAX_REPORT_BYTES: Final = 4 * 1024
-"""Payload cap of the frame."""
 MAX_ERROR_FILE: Final = 4 << 20
 """Bytes of an error file that are read; a traceback is some KiB."""
 MOST_CHARS: Final = {"type": 120, "message": 580, "line": 300}

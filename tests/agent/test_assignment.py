@@ -84,7 +84,7 @@ class EnvelopeTests(unittest.TestCase):
     def test_our_controllers_own_is_an_assignment(self) -> None:
         ledger = Ledger()
         for host in ("a", "b"):
-            ledger.admit(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+            ledger.enter(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
         world = World(tuple(ledger.roster()), bytes.fromhex(SALT), LaunchSettings(relay=RelaySettings()))
         member, ranks = world.assignments[1]
         assignment = read(world.envelope_hex(member, ranks, "head", 1))
@@ -145,7 +145,7 @@ class EnvelopeTests(unittest.TestCase):
 
     def test_our_controller_takes_reports(self) -> None:
         ledger = Ledger()
-        ledger.admit(Offer(Hello("b", b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+        ledger.enter(Offer(Hello("b", b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
         for store in (False, True):
             world = World(tuple(ledger.roster()), bytes.fromhex(SALT), run_id="night 7", store=store)
             member, ranks = world.assignments[0]

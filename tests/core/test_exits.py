@@ -20,7 +20,7 @@ class TestExits(unittest.TestCase):
     def setUp(self) -> None:
         ledger = Ledger()
         for host, devices in (("a", b"\0\1"), ("gone", b"\0"), ("b", b"\0\1")):
-            ledger.admit(Offer(Hello(host, devices, (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+            ledger.enter(Offer(Hello(host, devices, (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
         gone = ledger.member("gone")
         assert gone is not None
         ledger.depart(gone)

@@ -60,14 +60,14 @@ class LedgerTestCase(unittest.TestCase):
 
     def admitted(self, ledger: Ledger, sent: Offer, now: float = 0.0) -> Member:
         """The member that the offer became."""
-        outcome = ledger.admit(sent, now)
+        outcome = ledger.refusal(sent, now) or ledger.enter(sent, now)
         assert isinstance(outcome, Member), outcome
         return outcome
 
     def refused(self, ledger: Ledger, sent: Offer, now: float = 0.0) -> Refusal:
         """The refusal that the offer got; nothing has changed by it, and its reason is one line of plain text."""
         before = observed(ledger)
-        outcome = ledger.admit(sent, now)
+        outcome = ledger.refusal(sent, now) or ledger.enter(sent, now)
         assert isinstance(outcome, Refusal), outcome
         self.assertEqual(observed(ledger), before)
         self.assertTrue(outcome.reason.startswith(f"{outcome.code.value}: "), outcome.reason)

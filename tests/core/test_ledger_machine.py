@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
     def offers_itself(self, offer: Offer, passed: int) -> None:
         self.now += passed / 2
         before = self.observed()
-        outcome = self.ledger.admit(offer, self.now)
+        outcome = self.ledger.refusal(offer, self.now) or self.ledger.enter(offer, self.now)
         assert isinstance(outcome, Member) == self.welcome(offer), outcome
         if isinstance(outcome, Refusal):
             assert self.observed() == before

@@ -28,7 +28,7 @@ def world(*hosts: tuple[str, int]) -> list[tuple[Member, range]]:
     """Members with their ranks, in the order of admission."""
     ledger = Ledger(nccl=False)
     for name, devices in hosts:
-        ledger.admit(Offer(Hello(name, bytes(range(devices)), (), "", SIG), 4, "10.0.0.1"), 0.0)
+        ledger.enter(Offer(Hello(name, bytes(range(devices)), (), "", SIG), 4, "10.0.0.1"), 0.0)
     return list(ledger.roster())
 
 

@@ -132,7 +132,7 @@ class TestMembers(unittest.TestCase):
     def test_ranks_are_contiguous_as_if_the_world_formed_now(self) -> None:
         ledger = Ledger()
         for host, at in (("c", 0.0), ("a", 1.999), ("b", 62.0)):
-            ledger.admit(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), at)
+            ledger.enter(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), at)
         first = ledger.member("c")
         assert first is not None
         ledger.depart(first)
@@ -149,7 +149,7 @@ class TestMembers(unittest.TestCase):
         for step in ("+a", "+b", "+c", "-b", "+d", "-a", "+b", "-d"):
             host = step[1]
             if step[0] == "+":
-                members.append(ledger.admit(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0))
+                members.append(ledger.enter(Offer(Hello(host, b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0))
             else:
                 gone = ledger.member(host)
                 assert gone is not None
@@ -161,7 +161,7 @@ class TestMembers(unittest.TestCase):
     def test_labels_are_escaped_as_json_does(self) -> None:
         hello = Hello("h", b"\0", ('"\\/\b\f\n\r\t\0\x1b\x1f\x7fü😀',), "\u2028", bytes(32))
         ledger = Ledger()
-        ledger.admit(Offer(hello, 4, "10.0.0.1"), 0.0)
+        ledger.enter(Offer(hello, 4, "10.0.0.1"), 0.0)
         (text,) = [views.MembersJson(ledger).text()]
         self.assertIn(r'"gpus":["\"\\/\b\f\n\r\t\u0000\u001b\u001f' + '\x7fü😀"]', text)
         self.assertEqual(json.loads(text)[0]["libtorch"], "\u2028")

@@ -19,7 +19,7 @@ def world_of_two(launch: LaunchSettings | None = None) -> World:
     """Two hosts, after one in the middle has left."""
     ledger = Ledger()
     for host, devices in HOSTS:
-        ledger.admit(Offer(Hello(host, devices, (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
+        ledger.enter(Offer(Hello(host, devices, (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
     gone = ledger.member("gone")
     assert gone is not None
     ledger.depart(gone)

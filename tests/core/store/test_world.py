@@ -34,7 +34,7 @@ class WorldStoreTestCase(unittest.TestCase):
         """The store of a world of one host of four ranks at each address."""
         ledger = Ledger()
         for number, address in enumerate(addresses or ("10.0.0.1",)):
-            ledger.admit(Offer(make_hello(f"h{number}", 4), 4, address), 0.0)
+            ledger.enter(Offer(make_hello(f"h{number}", 4), 4, address), 0.0)
         self.clock = Clock()
         members = [member for member, _ in ledger.roster()]
         return WorldStore(members, 4 * len(members), self.clock.seconds, self.limits)
