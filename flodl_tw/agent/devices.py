@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Final
 
-from flodl_tw.core.errors import SettingError
+from flodl_tw.core.errors import NotYetError, SettingError
 from flodl_tw.core.ledger import MAX_DEVICES
 from flodl_tw.core.log_text import MAX_TEXT_BYTES, shown
 from flodl_tw.core.phrases import spans
@@ -28,7 +26,7 @@ HIP_VARIABLE: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VARIABLE: Final = "ROCR_VISIBLE_DEVICES"
 _MASKS: Final = (CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE)
 
-_MIG: Final = "MIG-"
+MIG: Final = "MIG-"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OPAQUE = re.compile(r"(GPU|MIG)-[0-9A-Za-z/_.-]{1,200}")
 _HIDES = re.compile(r"|-[0-9]+|NoDevFiles")
@@ -51,11 +49,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs of this machine.  ``vendor`` is NVIDIA, AMD or None; ``notes`` are lines for people."""
+    """The GPUs of this machine.  ``vendor`` is NVIDIA, AMD or None; ``notes`` are lines for people.
+
+    Where there are none, ``silent`` says that there was no tool to ask, and
+    ``late`` that one has not answered in time.
+    """
 
     vendor: str | None
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...] = ()
+    silent: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +75,6 @@ class Device:
     number: int
     mask: str
     label: str
-
-
-class GpuView(Enum):
-    """Which GPUs of its host a rank sees."""
-
-    ALL = auto()
-    """All that the host offers, as under torchrun: LOCAL_RANK counts in them."""
-    OWN = auto()
-    """Its own alone, as flodl's programs expect it."""
-    VIRTUAL = auto()
-    """Its own alone, with LOCAL_RANK 0, as torchrun's --virtual-local-rank has it."""
-
-
-def rank_view(devices: Sequence[Device], index: int, view: GpuView) -> tuple[str, int]:
-    """The mask and the LOCAL_RANK of a host's rank ``index``."""
-    own = devices[index].mask
-    if view is GpuView.ALL:
-        masks = [device.mask for device in devices if device.mask != HIDES_ALL]
-        if not any(_MIG in mask for mask in masks):
-            return ",".join(masks) or HIDES_ALL, index
-        view = GpuView.VIRTUAL
-    return own, 0 if view is GpuView.VIRTUAL else index
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,39 +183,35 @@ class View:
         if self.masks:
             limit = f"{' and '.join(map(str, self.masks))} does not leave {name} visible"
             raise selection.wrong(limit, "name GPUs that are visible here")
-        if selection.where not in _MASKS and name.startswith("GPU-") and all(gpu.uuid for gpu in self.inventory.gpus):
+        uuids = [gpu.uuid for gpu in self.inventory.gpus]
+        if selection.where not in _MASKS and name.startswith("GPU-") and uuids and all(uuids):
             limit = f"{len(same) or 'no'} GPUs of this host have names that begin with {name}"
             raise selection.wrong(limit, "name GPUs that there are, each by enough of its name")
         # The tools do not list a GPU's parts, and a mask from a scheduler is the driver's to judge.
         return one
 
 
-def choose(
-    option: str | None,
-    nproc: int | None,
-    inventory: Inventory,
-    environ: Mapping[str, str],
-    *,
-    where: str = "--devices",
-) -> Choice:
-    """The devices to offer.  ``option`` is the text of ``--devices``, ``nproc`` a count of ranks.
+def choose(option: str | None, inventory: Inventory, environ: Mapping[str, str], *, where: str = "--devices") -> Choice:
+    """The devices to offer, one a rank.  ``option`` is the text of ``--devices``, where it is given.
 
-    With both, so many ranks have the GPUs between them; with ``nproc`` alone they have none.
-    ``where`` is what gave that text, for people.  Raises SettingError for what cannot be offered.
+    ``where`` is what gave that text, for people.  Raises SettingError for what cannot be offered, and
+    NotYetError where a tool may say more another time.
     """
-    if nproc is not None and option is None:
-        return without_gpus(nproc)
     view = _view(inventory, environ)
     asked = Selection(where, "all" if option is None else option.strip())
-    if not view.gpus:
+    believed = inventory.silent and (view.masks or asked.text != "all")
+    if not view.gpus or (inventory.silent and not believed):
         why = "; ".join([*inventory.notes, *view.notes]) or "the tools list none"
+        if inventory.late:
+            raise NotYetError(f"this host has no GPU to offer: {why}; try again, or give --nproc N for ranks without")
         raise asked.wrong(f"this host has no GPU to offer: {why}", "give --nproc N for ranks without GPUs")
     chosen = list(view.gpus.values()) if asked.text == "all" else view.selected(asked, asked.entries)
     libtorch, notes = _libtorch(chosen[0].gpu, inventory)
+    if believed:
+        named = view.masks[-1] if asked.text == "all" else asked
+        notes = (f"{named} is believed: labels are unknown, and so is what libtorch is for (--libtorch says it)",)
     devices = _numbered(chosen, view)
-    if nproc is not None:
-        devices = _divided(devices, nproc)
-    if any(_MIG in device.mask for device in devices):
+    if any(MIG in device.mask for device in devices):
         notes = (*notes, "CUDA shows a process one MIG part, so each rank sees its own, as with --virtual-local-rank")
     return Choice(devices, libtorch, (*inventory.notes, *view.notes, *notes))
 
@@ -256,11 +234,16 @@ def numbered(numbers: Sequence[int], inventory: Inventory) -> Choice:
 
 
 def _view(inventory: Inventory, environ: Mapping[str, str]) -> View:
-    view = View(inventory, {gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus})
+    gpus = {gpu.index: Visible(str(gpu.index), gpu) for gpu in inventory.gpus}
+    if inventory.silent:
+        # Nothing contradicts what a mask or an option names.
+        gpus = {number: Visible(str(number), None) for number in range(MAX_DEVICES)}
+    view = View(inventory, gpus)
+    is_amd = inventory.vendor == "AMD" or (inventory.silent and bool({ROCR_VARIABLE, HIP_VARIABLE} & environ.keys()))
     # The masks are applied in the order in which the vendor's runtime does: HIP's numbers are positions in what ROCR
     # leaves, and HIP takes CUDA's variable where its own is not set.
     amd = (ROCR_VARIABLE, HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE)
-    for variable in amd if inventory.vendor == "AMD" else (CUDA_VARIABLE,):
+    for variable in amd if is_amd else (CUDA_VARIABLE,):
         if view.gpus and variable in environ:
             # An empty mask is no unset one: to the driver it hides every GPU.
             view = view.behind(Selection(variable, environ[variable]))
@@ -281,31 +264,6 @@ def _numbered(chosen: Sequence[Visible], view: View) -> tuple[Device, ...]:
             taken.add(number)
         devices.append(Device(number, one.text, label))
     return tuple(devices)
-
-
-def split(devices: Sequence[Device], parts: int) -> list[tuple[Device, ...]]:
-    """The devices in as many parts, in order, as even as can be: the first ones get one more."""
-    least, more = divmod(len(devices), parts)
-    ends = [number * least + min(number, more) for number in range(parts + 1)]
-    return [tuple(devices[first:end]) for first, end in pairwise(ends)]
-
-
-def _divided(devices: Sequence[Device], nproc: int) -> tuple[Device, ...]:
-    """The devices of fewer ranks than there are GPUs, each with several."""
-    if nproc > len(devices):
-        limit = f"there are {len(devices)} GPUs, and each rank has one at least"
-        raise SettingError("--nproc", nproc, limit, "give fewer ranks, or more GPUs")
-    return tuple(_joined(part) for part in split(devices, nproc))
-
-
-def _joined(part: Sequence[Device]) -> Device:
-    first = part[0]
-    if len(part) == 1:
-        return first
-    same = all(device.label == first.label for device in part)
-    label = f"{len(part)} x {first.label}" if same else f"{first.label} and {len(part) - 1} more"
-    label = label.encode()[:MAX_TEXT_BYTES].decode(errors="ignore") if first.label else ""
-    return replace(first, mask=",".join(device.mask for device in part), label=label)
 
 
 def _opaque_label(one: Visible, inventory: Inventory) -> str:

@@ -12,7 +12,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from flodl_tw.agent.assignment import Assignment
 from flodl_tw.agent.children import Child, Children
-from flodl_tw.agent.devices import Device, GpuView, rank_view
+from flodl_tw.agent.devices import Device
+from flodl_tw.agent.gpu_view import GpuView, rank_view
 from flodl_tw.agent.link import Event, JoinLink, LinkEnded
 from flodl_tw.agent.memory_events import OomKills
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome, aborted, rank_failed, signal_name, transient

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl_tw.agent.devices import Device, GpuView
+from flodl_tw.agent.devices import Device
+from flodl_tw.agent.gpu_view import GpuView
 from flodl_tw.core.addresses import show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import shown

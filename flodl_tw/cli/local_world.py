@@ -10,7 +10,8 @@ from typing import Final
 from twisted.internet import defer
 
 from flodl_tw import sockets
-from flodl_tw.agent.devices import Choice, split
+from flodl_tw.agent.devices import Choice
+from flodl_tw.agent.gpu_view import split
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings

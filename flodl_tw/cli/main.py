@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 from flodl_tw import __version__
-from flodl_tw.cli.terminal import PERMANENT, say
+from flodl_tw.cli.terminal import PERMANENT, TRANSIENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
-from flodl_tw.core.errors import SettingError
+from flodl_tw.core.errors import NotYetError, SettingError
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
 
 Command = Callable[[Mapping[str, object], list[str], Mapping[str, str]], int]
@@ -176,6 +176,9 @@ def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
     except SettingError as error:
         say(str(error))
         return PERMANENT
+    except NotYetError as error:
+        say(str(error))
+        return TRANSIENT
 
 
 def _open_standard_descriptors() -> None:

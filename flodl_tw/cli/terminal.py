@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from flodl_tw.reactor import IReactor
 
+TRANSIENT: Final = 1
 PERMANENT: Final = 2
 """The exit status of what no retry can fix."""
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)

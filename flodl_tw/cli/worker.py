@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flodl_tw.cli.terminal import make_reactor, run_to_end, say
@@ -29,15 +30,15 @@ def _probe(texts: OptionReader, environ: Mapping[str, str]) -> Probe | None:
 
 
 def _choice(texts: OptionReader, environ: Mapping[str, str], probe: Probe | None) -> Choice:
-    from flodl_tw.agent.devices import Inventory, choose
+    from flodl_tw.agent.devices import choose, without_gpus
+    from flodl_tw.agent.gpu_view import divided
 
     nproc = texts.whole("nproc", 1, 256, None)
-    inventory = Inventory(None, ()) if probe is None else probe.inventory()
-    devices = texts.get("devices")
-    if devices is None or (nproc is not None and texts.by_file("devices")):
-        # A file's devices are what is offered where nothing else says more.
-        return choose(None, nproc, inventory, environ)
-    return choose(devices, nproc, inventory, environ, where=texts.source("devices"))
+    # A file's devices are what is offered where nothing else says more.
+    if probe is None or (nproc is not None and texts.by_file("devices")):
+        return without_gpus(nproc or 1)
+    choice = choose(texts.get("devices"), probe.inventory(say), environ, where=texts.source("devices"))
+    return choice if nproc is None else replace(choice, devices=divided(choice.devices, nproc))
 
 
 def _join_file(texts: OptionReader) -> JoinFile | None:
@@ -102,7 +103,7 @@ def bootstrapped(options: Mapping[str, object], program: list[str], environ: Map
     if orders.local_devices is None:
         choice = _choice(texts, environ, probe)
     else:
-        choice = numbered(orders.local_devices, (probe or Probe(environ)).inventory())
+        choice = numbered(orders.local_devices, (probe or Probe(environ)).inventory(say))
     for note in (*warnings, *choice.notes):
         say(note)
     return _run_agent(settings, choice, environ)

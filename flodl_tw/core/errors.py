@@ -11,6 +11,10 @@ class SettingError(ValueError):
         super().__init__(f"{shown}: {limit}; {way_out}")
 
 
+class NotYetError(Exception):
+    """What cannot be done now, and may be at another try; the text is for people."""
+
+
 class WireError(ValueError):
     """Bytes from a peer that are not what the wire allows."""
 

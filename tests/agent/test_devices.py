@@ -7,19 +7,8 @@ import unittest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.agent.devices import (
-    Choice,
-    Device,
-    Gpu,
-    GpuView,
-    Inventory,
-    choose,
-    numbered,
-    rank_view,
-    split,
-    without_gpus,
-)
-from flodl_tw.core.errors import SettingError
+from flodl_tw.agent.devices import Choice, Device, Gpu, Inventory, choose, numbered, without_gpus
+from flodl_tw.core.errors import NotYetError, SettingError
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
@@ -38,7 +27,8 @@ UUIDS = (
 )
 EIGHT = Inventory("NVIDIA", tuple(Gpu(index, uuid, H100, "sm90") for index, uuid in enumerate(UUIDS)))
 AMD = Inventory("AMD", tuple(Gpu(index, f"GPU-{index:016x}", MI300, "gfx942") for index in range(4)))
-NONE = Inventory(None, (), ("neither nvidia-smi nor rocm-smi is on PATH: no GPU is known",))
+NONE = Inventory(None, (), ("nvidia-smi says 'No devices': no NVIDIA GPU is known",))
+SILENT = Inventory(None, (), ("no tools",), silent=True)
 MIG_A = "MIG-41b36413-b2d8-5c15-89cf-0f5d0d2a3c6e"
 MIG_B = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0"
 
@@ -60,7 +50,7 @@ def opaque(number: int, name: str, label: str = H100) -> Row:
 
 def refusal(option: str | None, inventory: Inventory = EIGHT, **environ: str) -> str:
     try:
-        choice = choose(option, None, inventory, environ)
+        choice = choose(option, inventory, environ)
     except SettingError as error:
         return str(error)
     raise AssertionError(f"{rows(choice)} was offered")
@@ -100,7 +90,7 @@ class Masks(unittest.TestCase):
         for mask, option, expected in cases:
             with self.subTest(mask=mask, option=option):
                 environ = {} if mask is None else {CUDA: mask}
-                choice = choose(option, None, EIGHT, environ)
+                choice = choose(option, EIGHT, environ)
                 self.assertEqual(rows(choice), expected)
                 parts = any("MIG-" in device.mask for device in choice.devices)
                 self.assertEqual((choice.libtorch, len(choice.notes)), ("sm90", parts))
@@ -118,14 +108,14 @@ class Masks(unittest.TestCase):
     def test_an_empty_mask_is_no_unset_one_and_hides_every_gpu_as_the_driver_has_it(self) -> None:
         for inventory, variable in ((EIGHT, CUDA), (AMD, CUDA), (AMD, HIP), (AMD, ROCR)):
             with self.subTest(vendor=inventory.vendor, variable=variable):
-                self.assertEqual(len(choose(None, None, inventory, {}).devices), len(inventory.gpus))
+                self.assertEqual(len(choose(None, inventory, {}).devices), len(inventory.gpus))
                 said = refusal(None, inventory, **{variable: ""})
                 self.assertIn(f"this host has no GPU to offer: {variable}='' hides every GPU", said)
 
     def test_a_hiding_entry_hides_what_follows_and_there_is_a_note(self) -> None:
         for mask, left, last in (("0,-1,1", [0], 0), ("3,2,", [3, 2], 2), ("1,NoDevFiles,1,x", [1], 1)):
             with self.subTest(mask=mask):
-                choice = choose(None, None, EIGHT, {CUDA: mask})
+                choice = choose(None, EIGHT, {CUDA: mask})
                 self.assertEqual(rows(choice), plain(*left))
                 self.assertEqual(choice.notes, (f"{CUDA}={mask!r} hides the GPUs after {last}",))
 
@@ -194,7 +184,7 @@ class Masks(unittest.TestCase):
         self.assertIn("it has 20000 entries, the limit a host is 256; name fewer", said)
 
     def test_hip_and_rocr_masks_do_not_touch_nvidia_gpus(self) -> None:
-        self.assertEqual(rows(choose(None, None, EIGHT, {HIP: "1", ROCR: "-1"})), plain(*range(8)))
+        self.assertEqual(rows(choose(None, EIGHT, {HIP: "1", ROCR: "-1"})), plain(*range(8)))
 
 
 class AmdMasks(unittest.TestCase):
@@ -223,7 +213,7 @@ class AmdMasks(unittest.TestCase):
         ]
         for environ, option, expected in cases:
             with self.subTest(environ=environ, option=option):
-                choice = choose(option, None, AMD, environ)
+                choice = choose(option, AMD, environ)
                 self.assertEqual(rows(choice), expected)
                 self.assertEqual((choice.libtorch, choice.notes), ("gfx942", ()))
 
@@ -243,7 +233,7 @@ class AmdMasks(unittest.TestCase):
                 self.assertEqual(said[: len(start)], start)
 
     def test_notes_of_both_masks_are_kept(self) -> None:
-        choice = choose(None, None, AMD, {ROCR: "2,3,-1", HIP: "0,-1"})
+        choice = choose(None, AMD, {ROCR: "2,3,-1", HIP: "0,-1"})
         self.assertEqual(rows(choice), plain(2, label=MI300))
         self.assertEqual(
             choice.notes, (f"{ROCR}='2,3,-1' hides the GPUs after 3", f"{HIP}='0,-1' hides the GPUs after 0")
@@ -251,7 +241,7 @@ class AmdMasks(unittest.TestCase):
 
     def test_a_name_passes_where_the_tool_tells_no_names(self) -> None:
         nameless = Inventory("AMD", tuple(Gpu(index, "", MI300, "gfx942") for index in range(2)))
-        self.assertEqual(rows(choose("GPU-aa", None, nameless, {})), [opaque(0, "GPU-aa", MI300)])
+        self.assertEqual(rows(choose("GPU-aa", nameless, {})), [opaque(0, "GPU-aa", MI300)])
 
 
 class Hello(unittest.TestCase):
@@ -259,14 +249,14 @@ class Hello(unittest.TestCase):
         name = "MIG-" + "f" * 200
         for label in ("G" * 255, "µ" * 127):
             with self.subTest(label=label):
-                (device,) = choose(None, None, Inventory("NVIDIA", (Gpu(0, "", label, ""),)), {CUDA: name}).devices
+                (device,) = choose(None, Inventory("NVIDIA", (Gpu(0, "", label, ""),)), {CUDA: name}).devices
                 self.assertTrue(device.label.endswith(f" {name}"))
                 self.assertTrue(label.startswith(device.label.removesuffix(f" {name}")))
                 self.assertIn(len(device.label.encode()), (254, 255))
 
     def test_a_name_among_unlike_gpus_has_the_vendor_for_a_label(self) -> None:
         mixed = Inventory("NVIDIA", (Gpu(0, "", "NVIDIA A100", "sm80"), Gpu(1, "", "NVIDIA T4", "sm75")))
-        self.assertEqual(rows(choose(None, None, mixed, {CUDA: MIG_A})), [opaque(0, MIG_A, "NVIDIA")])
+        self.assertEqual(rows(choose(None, mixed, {CUDA: MIG_A})), [opaque(0, MIG_A, "NVIDIA")])
 
     def test_the_first_device_tells_the_libtorch(self) -> None:
         mixed = Inventory(
@@ -275,10 +265,10 @@ class Hello(unittest.TestCase):
         cases = [(None, "sm80"), ("1", "sm75"), ("1,0", "sm75"), (UUIDS[1], "sm75"), ("2", "sm80"), (MIG_A, "sm80")]
         for option, expected in cases:
             with self.subTest(option=option):
-                self.assertEqual(choose(option, None, mixed, {}).libtorch, expected)
+                self.assertEqual(choose(option, mixed, {}).libtorch, expected)
 
     def test_a_host_of_unknown_architecture_goes_as_cpu_with_a_note(self) -> None:
-        choice = choose(None, None, Inventory("NVIDIA", (Gpu(0, "", "NVIDIA T4", ""),)), {})
+        choice = choose(None, Inventory("NVIDIA", (Gpu(0, "", "NVIDIA T4", ""),)), {})
         self.assertEqual(choice.libtorch, "cpu")
         self.assertEqual(
             choice.notes,
@@ -290,9 +280,9 @@ class Hello(unittest.TestCase):
 
     def test_numbers_go_by_index_where_the_tool_left_one_out(self) -> None:
         gaps = Inventory("NVIDIA", tuple(Gpu(index, "", H100, "sm90") for index in (0, 2, 3)), ("GPU 1 is lost",))
-        self.assertEqual(rows(choose("2", None, gaps, {})), plain(2))
-        self.assertEqual(rows(choose("1", None, gaps, {CUDA: "0,3"})), plain(3))
-        self.assertEqual(choose(None, None, gaps, {}).notes, ("GPU 1 is lost",))
+        self.assertEqual(rows(choose("2", gaps, {})), plain(2))
+        self.assertEqual(rows(choose("1", gaps, {CUDA: "0,3"})), plain(3))
+        self.assertEqual(choose(None, gaps, {}).notes, ("GPU 1 is lost",))
         self.assertEqual(
             refusal("1", gaps),
             "--devices '1': 1 is none of 0, 2-3, the GPUs of this host; name GPUs that there are",
@@ -300,7 +290,7 @@ class Hello(unittest.TestCase):
 
     def test_the_device_that_is_one_too_many_is_refused(self) -> None:
         names = [f"MIG-{number:04x}" for number in range(257)]
-        devices = choose(None, None, EIGHT, {CUDA: ",".join(names[:256])}).devices
+        devices = choose(None, EIGHT, {CUDA: ",".join(names[:256])}).devices
         self.assertEqual([device.number for device in devices], list(range(256)))
         self.assertIn(
             "it has 257 entries, the limit a host is 256; name fewer",
@@ -309,96 +299,74 @@ class Hello(unittest.TestCase):
 
 
 class WithoutGpus(unittest.TestCase):
-    def test_nproc_gives_ranks_that_see_no_gpu_whatever_there_is(self) -> None:
-        for inventory in (EIGHT, NONE):
-            with self.subTest(inventory=inventory.vendor):
-                choice = choose(None, 2, inventory, {CUDA: "nonsense"})
-                self.assertEqual(choice, Choice((Device(0, "-1", ""), Device(1, "-1", "")), "cpu"))
+    def test_nproc_gives_ranks_that_see_no_gpu(self) -> None:
+        self.assertEqual(without_gpus(2), Choice((Device(0, "-1", ""), Device(1, "-1", "")), "cpu"))
 
     def test_the_limits_of_nproc(self) -> None:
         self.assertEqual([device.number for device in without_gpus(256).devices], list(range(256)))
         for count in (0, -1, 257):
             with self.subTest(count=count), self.assertRaises(SettingError) as raised:
-                choose(None, count, NONE, {})
+                without_gpus(count)
             self.assertEqual(
                 str(raised.exception), f"--nproc {count}: the limits are 1 and 256; give a number between them"
             )
 
     def test_what_gave_the_text_is_named(self) -> None:
-        for text, nproc, error in (
-            ("8", None, "fdl.yml: join.devices (line 4) '8': 8 is none of 0-7, the GPUs of this host;"),
-            ("GPU-ffff", None, "fdl.yml: join.devices (line 4) 'GPU-ffff': no GPUs of this host have names that begin"),
+        for text, error in (
+            ("8", "fdl.yml: join.devices (line 4) '8': 8 is none of 0-7, the GPUs of this host;"),
+            ("GPU-ffff", "fdl.yml: join.devices (line 4) 'GPU-ffff': no GPUs of this host have names that begin"),
         ):
             with self.subTest(text), self.assertRaises(SettingError) as raised:
-                choose(text, nproc, EIGHT, {}, where="fdl.yml: join.devices (line 4)")
+                choose(text, EIGHT, {}, where="fdl.yml: join.devices (line 4)")
             self.assertIn(error, str(raised.exception))
 
-    def test_a_host_without_tools_says_why_it_has_no_gpu(self) -> None:
-        for environ in ({}, {CUDA: MIG_A}, {CUDA: "-1"}, {CUDA: "nonsense"}):
-            with self.subTest(environ=environ):
-                self.assertEqual(
-                    refusal(None, NONE, **environ),
-                    "--devices 'all': this host has no GPU to offer: neither nvidia-smi nor rocm-smi is on PATH:"
-                    " no GPU is known; give --nproc N for ranks without GPUs",
-                )
+    def test_a_host_without_gpus_says_why_and_no_mask_names_any(self) -> None:
+        for environ in ({}, {CUDA: MIG_A}, {CUDA: "0"}, {CUDA: "-1"}, {CUDA: "nonsense"}):
+            for option in (None, "0"):
+                with self.subTest(environ=environ, option=option):
+                    self.assertEqual(
+                        refusal(option, NONE, **environ),
+                        f"--devices '{option or 'all'}': this host has no GPU to offer: nvidia-smi says 'No devices'"
+                        ": no NVIDIA GPU is known; give --nproc N for ranks without GPUs",
+                    )
+
+    def test_a_tool_that_is_late_may_say_more_another_time(self) -> None:
+        late = Inventory(None, (), ("nvidia-smi did not answer in time",), late=True)
+        with self.assertRaises(NotYetError) as raised:
+            choose("0", late, {})
+        self.assertIn("no GPU to offer: nvidia-smi did not answer in time; try again", str(raised.exception))
 
 
-class Views(unittest.TestCase):
-    """Which GPUs a rank sees."""
+class WithoutTools(unittest.TestCase):
+    """A host whose GPUs no tool tells."""
 
-    def views(self, view: GpuView, option: str | None = None, mask: str | None = None) -> list[tuple[str, int]]:
-        devices = choose(option, None, EIGHT, {} if mask is None else {CUDA: mask}).devices
-        return [rank_view(devices, index, view) for index in range(len(devices))]
+    def test_what_a_mask_or_the_option_names_is_believed_and_labels_are_unknown(self) -> None:
+        cases: list[tuple[dict[str, str], str | None, list[Row], str]] = [
+            ({}, "0,2", plain(0, 2, label=""), "--devices='0,2'"),
+            ({CUDA: "4,5"}, None, plain(4, 5, label=""), f"{CUDA}='4,5'"),
+            ({CUDA: "4,5"}, "1", plain(5, label=""), "--devices='1'"),
+            ({CUDA: MIG_A}, None, [opaque(0, MIG_A, "GPU")], f"{CUDA}='{MIG_A}'"),
+            ({}, UUIDS[0], [opaque(0, UUIDS[0], "GPU")], f"--devices='{UUIDS[0]}'"),
+            ({ROCR: "2,3", HIP: "1"}, None, plain(3, label=""), f"{HIP}='1'"),
+            ({ROCR: "2,3", CUDA: "0"}, None, plain(2, label=""), f"{CUDA}='0'"),
+        ]
+        for environ, option, expected, named in cases:
+            with self.subTest(environ=environ, option=option):
+                choice = choose(option, SILENT, environ)
+                self.assertEqual((rows(choice), choice.libtorch), (expected, "cpu"))
+                self.assertEqual(choice.notes[0], "no tools")
+                self.assertIn(f"{named} is believed: labels are unknown", choice.notes[1])
 
-    def test_a_rank_sees_all_gpus_that_its_host_offers_in_their_order_and_local_rank_counts_in_them(self) -> None:
-        self.assertEqual(self.views(GpuView.ALL), [("0,1,2,3,4,5,6,7", index) for index in range(8)])
-        self.assertEqual(self.views(GpuView.ALL, "1,0", "6,4,5"), [("4,6", 0), ("4,6", 1)])
-        names = f"{UUIDS[5]},{UUIDS[2]}"
-        self.assertEqual(self.views(GpuView.ALL, None, names), [(names, 0), (names, 1)])
+    def test_where_nothing_is_named_nothing_is_offered(self) -> None:
+        for option in (None, "all"):
+            said = "--devices 'all': this host has no GPU to offer: no tools; give --nproc N for ranks without GPUs"
+            self.assertEqual(refusal(option, SILENT), said)
+        self.assertIn("no tools; CUDA_VISIBLE_DEVICES='-1' hides every GPU;", refusal(None, SILENT, **{CUDA: "-1"}))
 
-    def test_with_a_virtual_local_rank_it_sees_one_as_device_0(self) -> None:
-        self.assertEqual(self.views(GpuView.VIRTUAL, "1,0", "4,5"), [("5", 0), ("4", 0)])
-
-    def test_a_rank_of_flodls_sees_its_own_and_keeps_its_number(self) -> None:
-        self.assertEqual(self.views(GpuView.OWN, "1,0", "4,5"), [("5", 0), ("4", 1)])
-
-    def test_ranks_without_gpus_see_none(self) -> None:
-        devices = without_gpus(2).devices
-        for view, numbers in ((GpuView.ALL, [0, 1]), (GpuView.OWN, [0, 1]), (GpuView.VIRTUAL, [0, 0])):
-            with self.subTest(view):
-                views = [rank_view(devices, index, view) for index in range(2)]
-                self.assertEqual(views, [("-1", number) for number in numbers])
-
-    def test_a_rank_sees_its_own_mig_part_since_cuda_shows_no_more_than_one(self) -> None:
-        mask = f"{MIG_A},{MIG_B}"
-        for view in (GpuView.ALL, GpuView.VIRTUAL):
-            self.assertEqual(self.views(view, None, mask), [(MIG_A, 0), (MIG_B, 0)])
-        (note,) = choose(None, None, EIGHT, {CUDA: mask}).notes
-        self.assertIn("one MIG part, so each rank sees its own", note)
-
-    def test_one_rank_may_have_every_gpu_of_its_host(self) -> None:
-        (device,) = choose("all", 1, EIGHT, {}).devices
-        self.assertEqual(device, Device(0, "0,1,2,3,4,5,6,7", f"8 x {H100}"))
-        for view in GpuView:
-            self.assertEqual(rank_view((device,), 0, view), ("0,1,2,3,4,5,6,7", 0))
-
-    def test_several_ranks_may_have_the_gpus_between_them(self) -> None:
-        devices = choose("all", 2, EIGHT, {CUDA: "5,6,7"}).devices
-        self.assertEqual(devices, (Device(5, "5,6", f"2 x {H100}"), Device(7, "7", H100)))
-        self.assertEqual([rank_view(devices, index, GpuView.ALL) for index in (0, 1)], [("5,6,7", 0), ("5,6,7", 1)])
-        mixed = Inventory("NVIDIA", (*EIGHT.gpus[:2], Gpu(2, "", "NVIDIA T4 (16GB, sm_75)", "sm75")))
-        self.assertEqual(choose("all", 1, mixed, {}).devices[0].label, f"{H100} and 2 more")
-
-    def test_more_ranks_than_gpus_are_refused(self) -> None:
-        with self.assertRaises(SettingError) as raised:
-            choose("0,1", 3, EIGHT, {})
-        said = "--nproc 3: there are 2 GPUs, and each rank has one at least; give fewer ranks, or more GPUs"
-        self.assertEqual(str(raised.exception), said)
-
-    def test_pseudo_hosts_get_devices_in_order_and_the_first_ones_one_more(self) -> None:
-        devices = choose(None, None, EIGHT, {}).devices
-        numbers = [[device.number for device in part] for part in split(devices, 3)]
-        self.assertEqual(numbers, [[0, 1, 2], [3, 4, 5], [6, 7]])
+    def test_what_names_no_gpu_is_refused_there_too(self) -> None:
+        self.assertIn("'nonsense' is neither a number nor a GPU-", refusal(None, SILENT, **{CUDA: "nonsense"}))
+        self.assertIn("5 is none of 0-1, the positions in", refusal("5", SILENT, **{CUDA: "0,1"}))
+        self.assertIn("0 names a GPU that is named before", refusal("0,0", SILENT))
 
 
 class Numbered(unittest.TestCase):
@@ -451,7 +419,7 @@ class Whatever(unittest.TestCase):
         self, option: str | None, inventory: Inventory, environ: dict[str, str]
     ) -> None:
         try:
-            choice = choose(option, None, inventory, environ)
+            choice = choose(option, inventory, environ)
         except SettingError as error:
             said = str(error)
             self.assertTrue(said.isprintable(), said)

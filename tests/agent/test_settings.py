@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flodl_tw.agent.devices import Device, GpuView
+from flodl_tw.agent.devices import Device
+from flodl_tw.agent.gpu_view import GpuView
 from flodl_tw.agent.settings import AgentSettings, find_program, knows_flodl, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.messages import Hello

@@ -16,6 +16,7 @@ from unittest import mock
 
 from flodl_tw.cli import main as cli
 from flodl_tw.cli import operator, rehearse, worker
+from flodl_tw.core.errors import NotYetError
 
 TOKEN = "00112233445566778899aabbccddeeff"
 NOT_SHOWN = (
@@ -274,6 +275,10 @@ class TestLaunched(CommandTestCase):
         for environ in ({}, {"FLODL_INTERNAL_AGENT_JSON": "", "FLODL_INTERNAL_MODEL_SIG_PROBE": ""}):
             with self.subTest(environ), mock.patch.dict(os.environ, environ):
                 self.assertEqual(self.run_agent("true"), (2, f"flodl-tw: {line}\n"))
+
+    def test_what_may_be_better_another_time_is_a_line_and_status_1(self) -> None:
+        with mock.patch("flodl_tw.cli.worker.bootstrapped", side_effect=NotYetError("nvidia-smi is late")):
+            self.assertEqual(self.run_agent("true"), (1, "flodl-tw: nvidia-smi is late\n"))
 
     def test_orders_that_cannot_be_read_are_one_line_without_them(self) -> None:
         os.environ["FLODL_INTERNAL_AGENT_JSON"] = TOKEN

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flodl_tw.agent.devices import GpuView
+from flodl_tw.agent.gpu_view import GpuView
 from flodl_tw.agent.settings import AgentSettings, read_agent_settings
 from flodl_tw.core.errors import SettingError
 from flodl_tw.fdl.join_block import KEYS, UNUSED, JoinFile, read_join_file

@@ -10,9 +10,13 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
+from flodl_tw.agent import gpu_probe
 from flodl_tw.agent.devices import Gpu, Inventory
-from flodl_tw.agent.gpu_probe import PIPE_BYTES, Probe, installed_nccl, parse_amd, parse_nvidia
+from flodl_tw.agent.gpu_answers import parse_amd, parse_amd_smi, parse_nvidia
+from flodl_tw.agent.gpu_probe import NO_TOOL, PIPE_BYTES, Probe, installed_nccl
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 H100_ROW = f"0, {UUID}, NVIDIA H100 80GB HBM3, 81559, 9.0"
@@ -55,6 +59,11 @@ class Tools(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.environ = {"PATH": folder.name, "SYSTEM": os.defpath}
+        self.said: list[str] = []
+        # What the machine of the tests has is none of theirs.
+        places = mock.patch.object(gpu_probe, "PLACES", ())
+        places.start()
+        self.addCleanup(places.stop)
 
     def tool(self, name: str, *lines: str) -> None:
         script = self.folder / name
@@ -67,7 +76,7 @@ class Tools(unittest.TestCase):
         self.tool(name, f'cat "{self.folder}/{name}.out"', *lines)
 
     def inventory(self, timeout: float = 30.0) -> Inventory:
-        return Probe(self.environ).inventory(timeout)
+        return Probe(self.environ).inventory(self.said.append, timeout)
 
 
 class NvidiaSmi(Tools):
@@ -334,11 +343,93 @@ class RocmSmi(Tools):
                 self.assertEqual(parse_amd(text), [])
 
 
+class AmdSmi(Tools):
+    """rocm-smi's successor, where it is alone."""
+
+    ASIC: ClassVar = {
+        "market_name": "AMD Instinct MI300X OAM",
+        "vendor_id": "0x1002",
+        "asic_serial": "0x18F0D4B5A1C2E3F4",
+        "target_graphics_version": "gfx942",
+    }
+    VRAM: ClassVar = {"type": "HBM", "size": {"value": 196592, "unit": "MB"}}
+
+    def answers(self, static: object, listed: object) -> Inventory:
+        for name, value in (("static", static), ("list", listed)):
+            (self.folder / name).write_text(json.dumps(value))
+        self.tool("amd-smi", f'exec cat "{self.folder}/$1"')
+        return self.inventory()
+
+    def test_its_gpus_are_read_from_a_list_as_from_an_object_around_it(self) -> None:
+        cards = [{"gpu": 0, "asic": self.ASIC, "vram": self.VRAM}]
+        for static in (cards, {"gpu_data": cards}):
+            self.assertEqual(self.answers(static, []), Inventory("AMD", (MI300_GPU,)))
+
+    def test_they_are_in_the_order_of_the_kernels_nodes(self) -> None:
+        other = {"market_name": "N/A", "target_graphics_version": "gfx90a", "asic_serial": "N/A"}
+        cards = [{"gpu": 0, "asic": other, "vram": "N/A"}, {"gpu": 1, "asic": self.ASIC, "vram": self.VRAM}]
+        nodes = [{"gpu": 0, "node_id": 3}, {"gpu": 1, "node_id": 2}]
+        unknown = Gpu(1, "", "AMD GPU (gfx90a)", "gfx90a")
+        self.assertEqual(self.answers(cards, nodes).gpus, (MI300_GPU, unknown))
+        self.assertEqual([gpu.arch for gpu in self.answers(cards, [{"gpu": 0}]).gpus], ["gfx90a", "gfx942"])
+
+    def test_what_is_no_answer_is_no_gpu(self) -> None:
+        for text in (
+            "",
+            "{",
+            "[",
+            "null",
+            "[1]",
+            '{"gpu_data": 1}',
+            '[{"gpu": "0"}]',
+            '[{"gpu": -1}]',
+            '[{"gpu": true}]',
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(parse_amd_smi(text, text), [])
+
+    def test_one_that_lists_no_gpu_contradicts_whoever_names_one(self) -> None:
+        self.assertFalse(self.answers([], []).silent)
+
+    def test_rocm_smi_comes_first(self) -> None:
+        self.prints("rocm-smi", json.dumps({"card0": MI300}))
+        self.tool("amd-smi", 'touch "$0.asked"')
+        self.assertEqual(self.inventory().gpus, (MI300_GPU,))
+        self.assertFalse((self.folder / "amd-smi.asked").exists())
+
+
+class Places(Tools):
+    """Where tools are looked for."""
+
+    def test_one_that_is_not_on_path_is_found_where_it_usually_is(self) -> None:
+        self.prints("nvidia-smi", H100_ROW)
+        self.environ["PATH"] = "/nonexistent"
+        self.assertTrue(self.inventory().silent)
+        with mock.patch.object(gpu_probe, "PLACES", ("/nonexistent", str(self.folder))):
+            self.assertEqual(self.inventory(), Inventory("NVIDIA", (H100,)))
+
+    def test_one_that_cannot_be_run_contradicts_nobody(self) -> None:
+        (self.folder / "nvidia-smi").write_bytes(b"\x7fELF")
+        (self.folder / "nvidia-smi").chmod(0o755)
+        self.assertTrue(self.inventory().silent)
+
+
+class Slow(Tools):
+    """A tool whose driver has yet to load."""
+
+    def test_it_is_waited_for_and_a_line_says_so_once(self) -> None:
+        self.prints("nvidia-smi", H100_ROW, "exec sleep 0.5")
+        with mock.patch.object(gpu_probe, "SLOW_SECS", 0.05):
+            self.assertEqual(self.inventory(60.0), Inventory("NVIDIA", (H100,)))
+        self.assertEqual(self.said, ["nvidia-smi is slow to answer; it is waited for, 60 s in all"])
+
+    def test_it_has_60_seconds_and_the_line_comes_after_5(self) -> None:
+        self.assertEqual((gpu_probe.ANSWER_SECS, gpu_probe.SLOW_SECS), (60.0, 5.0))
+
+
 class Both(Tools):
     def test_a_host_with_neither_has_no_gpu_and_a_line(self) -> None:
-        self.assertEqual(
-            self.inventory(), Inventory(None, (), ("neither nvidia-smi nor rocm-smi is on PATH: no GPU is known",))
-        )
+        self.assertEqual(self.inventory(), Inventory(None, (), (NO_TOOL,), silent=True))
 
     def test_nvidia_comes_first_and_what_it_lacks_is_told_beside_amds(self) -> None:
         self.prints("rocm-smi", json.dumps({"card0": MI300}))
@@ -389,7 +480,7 @@ class Hanging(Tools):
 
     def ended(self, told: Path, probe: Probe, timeout: float) -> Inventory:
         watched = self.hanging(told)
-        inventory = probe.inventory(timeout)
+        inventory = probe.inventory(self.said.append, timeout)
         self.assertFalse(Path(f"/proc/{watched[0].pid}").exists(), "the tool is a zombie")
         self.assertEqual([one.is_gone(10) for one in watched], [True, True])
         return inventory
@@ -399,7 +490,7 @@ class Hanging(Tools):
         before = time.monotonic()
         inventory = self.ended(told, Probe(self.environ), 0.05)
         self.assertLess(time.monotonic() - before, 5)
-        self.assertEqual(inventory, Inventory(None, (), (f"{LATE}: no NVIDIA GPU is known",)))
+        self.assertEqual(inventory, Inventory(None, (), (f"{LATE}: no NVIDIA GPU is known",), late=True))
 
     def test_the_others_answer_counts_though_the_deadline_is_past(self) -> None:
         told = self.hangs("nvidia-smi")
