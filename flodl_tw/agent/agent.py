@@ -28,6 +28,7 @@ from flodl_tw.agent.rank_environ import stale
 from flodl_tw.agent.rank_files import LogFiles
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.agent.spawn import Guardian
+from flodl_tw.agent.waiting import Waiting, ask
 from flodl_tw.core.addresses import DEFAULT_PORT, FDL_PORT
 from flodl_tw.core.log_text import printable
 from flodl_tw.core.messages import Abort, Accept, Reject, WorldFormed
@@ -46,6 +47,11 @@ LONG_RUN_SECS: Final = 120.0
 CHECK: Final = (
     f"check that the controller runs, and its port ({DEFAULT_PORT} unless it was told otherwise; "
     f"flodl's own launcher has {FDL_PORT})"
+)
+FOREIGN: Final = (
+    "in a row without a reply, and answers no question over HTTP as a controller does: most likely it is none, or "
+    "what is in front of it speaks TLS or HTTP/2, or sends PROXY protocol headers (HAProxy's send-proxy), where it "
+    "is to pass TCP through"
 )
 
 Result = TypeVar("Result")
@@ -144,7 +150,7 @@ class Agent:
         try:
             link, answer = await self._joined()
             if not isinstance(answer, Accept):
-                return self._not_accepted(answer)
+                return await self._not_accepted(link, answer)
             return await self._member(link, answer)
         except DialError as error:
             return transient(f"{error}: {CHECK}")
@@ -177,13 +183,15 @@ class Agent:
                 break
         return link, answer
 
-    def _not_accepted(self, answer: Event) -> Outcome:
+    async def _not_accepted(self, link: JoinLink, answer: Event) -> Outcome:
         if isinstance(answer, Reject):
             return rejected(answer.reason)
         if not isinstance(answer, LinkEnded):
             return transient(f"{self.settings.endpoint} answered a hello with {type(answer).__name__}")
         if answer.fault:
             return transient(f"{self.settings.endpoint} does not answer as a controller does: {answer.how}")
+        if await ask(self.reactor, *link.peer) is None:
+            return transient(f"{self.settings.endpoint} closed {SILENT_CLOSES} hellos {FOREIGN}")
         return closed_silently(self.settings.endpoint, has_token=self.settings.token is not None)
 
     async def _member(self, link: JoinLink, accept: Accept) -> Outcome:
@@ -199,7 +207,11 @@ class Agent:
             self.guardian.start()
         except OSError as error:
             return transient(f"the system cannot start another process: {error.strerror}")
-        event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self.settings.scale))
+        waiting = Waiting(self.reactor, link, self.say, self.jitter)
+        try:
+            event = await link.next(min(wait, 1 << 31) + scaled(REPLY_SECS, self.settings.scale))
+        finally:
+            waiting.stop()
         if isinstance(event, Abort):
             return aborted(event.reason)
         if isinstance(event, LinkEnded):
@@ -229,6 +241,8 @@ class Agent:
             self.say(f"variables that were set already are replaced or removed for the ranks: {', '.join(names)}")
         if assignment.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
+        elif assignment.group.heartbeats:
+            link.beat()
         self.sink.mend()
         started = self.reactor.seconds()
         make = partial(Children, self.reactor, self.guardian, self.sink, self.settings.stop_grace, say=self.say)

@@ -30,7 +30,7 @@ class Group:
     """The hosts of the world as our controller numbers them.
 
     ``store``: it serves torch's store on its port; ``reports``: it takes the
-    exceptions that ranks died of.
+    exceptions that ranks died of; ``heartbeats``: it takes those on the link.
     """
 
     group_rank: int
@@ -38,6 +38,7 @@ class Group:
     run_id: str
     store: bool = False
     reports: bool = False
+    heartbeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ def _group(fields: Fields) -> Group | None:
     run_id = group.text("run_id")
     if "\0" in run_id:
         raise group.wrong("run_id", "a text without NUL")
-    return Group(rank, size, run_id, store=group.flag("store"), reports=group.flag("reports"))
+    flags = {name: group.flag(name) for name in ("store", "reports", "heartbeats")}
+    return Group(rank, size, run_id, **flags)
 
 
 def _encode(value: Mapping[str, object], what: str, variable: str) -> str:

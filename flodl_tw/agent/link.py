@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from flodl_tw import sockets
 from flodl_tw.core.errors import WireError
-from flodl_tw.core.join_client import JoinClient
+from flodl_tw.core.join_client import TELLING_BYTES, JoinClient, language
 from flodl_tw.core.messages import Hello, JoinMessage
 from flodl_tw.core.reports import RankError
 from flodl_tw.limits import CLOSE_GRACE, Limits
+
+HEARTBEAT_SECS: Final = 5.0
+"""Between two heartbeats: less than what any proxy calls idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class JoinLink(Protocol):
         self._happened: Callable[[Event], object] = self._events.put
         self._fault: str | None = None
         self._forced: IDelayedCall | None = None
+        self._beats: LoopingCall | None = None
+        self._first = b""
         self.ended = False
         """Whether the connection is gone."""
         self.gone: Deferred[None] = Deferred()
@@ -60,10 +67,12 @@ class JoinLink(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._fault is not None:
             return
+        if len(self._first) < TELLING_BYTES:
+            self._first += data[:TELLING_BYTES]
         try:
             messages = self.talk.feed(data)
         except WireError as error:
-            self._fault = str(error)
+            self._fault = language(self._first) or str(error)
             self.close()
             return
         for message in messages:
@@ -71,6 +80,7 @@ class JoinLink(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
         self.ended = True
+        self._stop_beating()
         if self._forced is not None and self._forced.active():
             self._forced.cancel()
         self.gone.callback(None)
@@ -99,10 +109,29 @@ class JoinLink(Protocol):
         if not self.ended:
             self.transport.write(self.talk.reported(rank, error))
 
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Where the controller was reached: a numeric address and a port."""
+        address = self.transport.getPeer()
+        return address.host, address.port
+
+    def beat(self) -> None:
+        """Send heartbeats from now on; only to a controller that says that it takes them."""
+        if self.ended or self._forced is not None or self._beats is not None:
+            return
+        self._beats = LoopingCall(lambda: self.transport.write(self.talk.heartbeat()))
+        self._beats.clock = self._clock
+        self._beats.start(HEARTBEAT_SECS)
+
+    def _stop_beating(self) -> None:
+        if self._beats is not None and self._beats.running:
+            self._beats.stop()
+
     def close(self) -> None:
         """Close once all is written, or after the grace by force."""
         if self.ended or self._forced is not None:
             return
+        self._stop_beating()
         self.transport.loseConnection()
         self._forced = self._clock.callLater(CLOSE_GRACE, self.transport.abortConnection)
 

@@ -144,12 +144,14 @@ class JoinProtocol(FramedProtocol):
             raise WireError("a frame on its link does not verify")
         if frame.version != self.version:
             raise WireError(f"a frame of version {frame.version} on a link of version {self.version}")
+        if frame.kind is FrameKind.HEARTBEAT:
+            return
         if frame.kind is FrameKind.REPORT:
             self.run.rank_reported(member, *read_report(frame.payload))
             return
         message = decode_join(frame.payload, frame.version) if frame.kind is FrameKind.JOIN else None
         if not isinstance(message, RankExited):
-            raise ViolationError("a member may send RankExited and reports alone on its link")
+            raise ViolationError("a member may send RankExited, reports and heartbeats alone on its link")
         self.run.rank_exited(member, message.rank, message.code)
 
     def _link_ended(self, end: LinkEnd) -> None:

@@ -17,6 +17,21 @@ from flodl_tw.core.wire import JOIN_MAGIC, SALT_BYTES, ZERO_KEY, FrameKind, Fram
 
 MAX_ANSWER_BYTES = 1 << 20
 """Payload cap of what a controller sends: a host's envelope is a few KiB."""
+TELLING_BYTES = 24
+"""How many of the first bytes of a stranger tell what it speaks."""
+
+
+def language(first: bytes) -> str | None:
+    """What somebody speaks who is no controller, from the first bytes of it; None where that is unknown."""
+    if first.startswith(b"HTTP/"):
+        return "it speaks HTTP: a web server or a web proxy is there"
+    if first[:2] in (b"\x15\x03", b"\x16\x03"):
+        return "it speaks TLS: this link has none, so the proxy there is to pass TCP through"
+    if first[:2] == b"\0\0" and first[3:9] == b"\4\0\0\0\0\0":
+        return "it speaks HTTP/2: the proxy there is to pass TCP through"
+    if first.startswith((b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n")):
+        return "it sends a PROXY protocol header: switch send-proxy off there"
+    return "it speaks SSH: its port is none of a controller's" if first.startswith(b"SSH-") else None
 
 
 class JoinClient:
@@ -51,6 +66,12 @@ class JoinClient:
         if self.salt is None:
             raise ValueError("no rank can die before an Accept")
         return encode_frame(self.salt, self.version, FrameKind.REPORT, report_payload(rank, error))
+
+    def heartbeat(self) -> bytes:
+        """A frame of our own that says nothing, for a controller that says that it takes it."""
+        if self.salt is None:
+            raise ValueError("there is no link before an Accept")
+        return encode_frame(self.salt, self.version, FrameKind.HEARTBEAT, b"")
 
     def feed(self, data: bytes) -> list[JoinMessage]:
         """The messages that ``data`` completes.

@@ -27,6 +27,8 @@ STORE_MAGIC: Final = bytes.fromhex("00cef785")
 """How every client of torch.distributed's store begins, from torch 2.2 on."""
 HTTP_MAGICS: Final = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
 
+HEARTBEAT_HEADER: Final = b"FLODL-TW-Heartbeats"
+"""In the answers of a controller that takes heartbeats."""
 FRAME_MAGIC: Final = bytes.fromhex("c4170df1")
 HEADER_BYTES: Final = 24
 TAG_BYTES: Final = 8
@@ -57,6 +59,8 @@ class FrameKind(IntEnum):
     JOIN = 7
     REPORT = 0x40
     """This project's own: what a rank said of its death (``reports.py``)."""
+    HEARTBEAT = 0x41
+    """This project's own, and empty: the host's link is in use, whatever a proxy thinks."""
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}

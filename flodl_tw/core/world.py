@@ -95,6 +95,7 @@ class World:
                 "run_id": self.run_id,
                 "store": self.store,
                 "reports": True,
+                "heartbeats": True,
             },
         }
         return _hex(envelope)

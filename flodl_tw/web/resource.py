@@ -14,6 +14,7 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 from flodl_tw.controller import Controller
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.wire import HEARTBEAT_HEADER
 from flodl_tw.run import Run
 from flodl_tw.web.access import DeclinedError, authorise
 from flodl_tw.web.actions import abort_run, check_hello, start_run
@@ -47,7 +48,8 @@ class StatusResource:
 
     @app.route("/state.json", methods=["GET"])
     def state(self, request: IRequest) -> Answered:
-        """The state of the run, for programs."""
+        """The state of the run, for programs; its headers tell our agents what they may send."""
+        request.setHeader(HEARTBEAT_HEADER, b"1")
         return answer(request, 200, self.controller.run.state_json())
 
     @app.route("/run.json", methods=["GET"])

@@ -11,11 +11,13 @@ from twisted.internet.error import ConnectionRefusedError  # noqa: A004  Twisted
 
 from flodl_tw.agent.agent import CHECK, REPLY_SECS, Agent
 from flodl_tw.agent.devices import without_gpus
+from flodl_tw.agent.link import HEARTBEAT_SECS
 from flodl_tw.agent.outcome import Outcome, permanent, rank_failed, transient
 from flodl_tw.agent.settings import AgentSettings
 from flodl_tw.agent.spawn import Guardian
+from flodl_tw.agent.waiting import EVERY_SECS, FIRST_SECS
 from flodl_tw.core.messages import Abort, Accept, Hello, JoinMessage, RankExited, Reject, WorldFormed, encode_join
-from flodl_tw.core.wire import JOIN_MAGIC
+from flodl_tw.core.wire import JOIN_MAGIC, FrameKind, encode_frame
 from flodl_tw.limits import CLOSE_GRACE
 from flodl_tw.resolver import ThreadResolver
 from tests.agent.links import AgentTestCase, LinkTransport, done, entries
@@ -26,6 +28,12 @@ GREETING = JOIN_MAGIC + encode_join(TOKEN, 4, HELLO)
 ACCEPT = Accept((4, 5), None, 600)
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 AT = "gpu-head:29500"
+STATE = (
+    b"HTTP/1.1 200 OK\r\nFlodl-Tw-Heartbeats: 1\r\n\r\n"
+    b'{"phase":"waiting","joined_ranks":6,"min_rank_start":4,"target_ranks":8,"window_remaining_secs":239,'
+    b'"cap_remaining_secs":539,"members":[{"host":"gp'
+)
+BEAT = encode_frame(TOKEN, 4, FrameKind.HEARTBEAT, b"")
 
 
 class Lines:
@@ -86,6 +94,15 @@ class PumpedAgentTestCase(AgentTestCase):
         transport.clear()
         return transport
 
+    def answers(self, data: bytes) -> None:
+        """The question over HTTP is taken, answered and closed."""
+        transport = self.reactor.take()
+        self.addCleanup(transport.handle.close)
+        self.assertIn(b"GET /state.json HTTP/1.0\r\n", transport.value())
+        transport.protocol.dataReceived(data)
+        if not transport.aborted:
+            transport.lose(done())
+
     def send(self, transport: LinkTransport, *messages: JoinMessage) -> None:
         transport.protocol.dataReceived(b"".join(encode_join(TOKEN, 4, message) for message in messages))
 
@@ -121,9 +138,22 @@ class TestAnswers(PumpedAgentTestCase):
                 self.assertEqual(self.sink.said[-1], f"{AT} closed the hello without a reply; trying again")
                 self.assertEqual(self.timers(), [0.5])
                 self.reactor.advance(0.5)
+        self.answers(STATE)
         outcome = self.ended()
         self.assertEqual((outcome.status, outcome.retry), (2, False))
         self.assertIn("closed 3 hellos in a row without a reply: most likely the token", outcome.text)
+
+    def test_three_silent_closes_of_what_is_no_controller_blame_no_token(self) -> None:
+        for answer in (b"", b"\x15\x03\x01\0\2\2\x46", b"HTTP/1.1 200 OK\r\n\r\n<html>", b"HTTP/1.0 404 -\r\n\r\n{}"):
+            with self.subTest(answer=answer):
+                self.setUp()
+                for _ in range(3):
+                    self.greeted().lose(done())
+                    self.reactor.advance(0.5)
+                self.answers(answer)
+                outcome = self.ended()
+                self.assertEqual((outcome.status, outcome.retry), (1, True))
+                self.assertIn("what is in front of it speaks TLS or HTTP/2, or sends PROXY", outcome.text)
 
     def test_an_answer_to_a_later_hello_forgets_the_silent_ones(self) -> None:
         for _ in range(2):
@@ -149,7 +179,9 @@ class TestAnswers(PumpedAgentTestCase):
         transport = self.greeted()
         transport.protocol.dataReceived(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         self.ended_with(
-            1, f"{AT} does not answer as a controller does: closed by us, for frame magic is 48545450, not c4170df1"
+            1,
+            f"{AT} does not answer as a controller does: "
+            "closed by us, for it speaks HTTP: a web server or a web proxy is there",
         )
 
     def test_a_message_that_is_no_answer_is_named(self) -> None:
@@ -182,9 +214,42 @@ class TestMember(PumpedAgentTestCase):
     def test_it_says_so_and_waits_as_long_as_the_accept_says(self) -> None:
         self.assertEqual(self.sink.said, [f"joined {AT} with ranks 4-5; waiting for the world, 600 s at most"])
         self.assertEqual(self.guardian.starts, 1)
-        self.assertEqual(self.timers(), [600 + REPLY_SECS])
+        self.assertEqual(self.timers(), [FIRST_SECS, 600 + REPLY_SECS])
         self.reactor.advance(600 + REPLY_SECS)
         self.ended_with(1, f"{AT} said nothing in time, though it holds the connection")
+
+    def test_it_says_once_a_minute_who_is_in_and_keeps_a_quiet_link_alive(self) -> None:
+        self.transport.clear()
+        self.reactor.advance(FIRST_SECS)
+        self.answers(STATE)
+        self.assertEqual(self.transport.value(), BEAT)
+        for _ in range(2):
+            for _ in range(12):
+                self.reactor.advance(HEARTBEAT_SECS)
+            self.answers(STATE)
+        self.assertEqual(self.transport.value(), 25 * BEAT)
+        self.assertEqual(self.sink.said[1:], ["still waiting for the world: 6 of 8 ranks are in, 239 s left"] * 2)
+
+    def test_a_controller_that_knows_no_heartbeat_gets_none(self) -> None:
+        self.transport.clear()
+        self.reactor.advance(FIRST_SECS)
+        self.answers(
+            STATE.replace(b"Flodl-Tw-Heartbeats", b"Server").replace(b'"target_ranks":8', b'"target_ranks":null')
+        )
+        self.reactor.advance(EVERY_SECS)
+        self.answers(b"")
+        self.reactor.advance(EVERY_SECS)
+        self.answers(STATE.replace(b'"target_ranks":8', b'"target_ranks":null').replace(b"239", b"null"))
+        self.assertEqual(self.transport.value(), b"")
+        still = "still waiting for the world"
+        self.assertEqual(self.sink.said[1:], [still, f"{still}: ranks that are in: 6, needed: 4, 539 s left"])
+
+    def test_a_question_under_way_is_given_up_with_the_wait(self) -> None:
+        self.reactor.advance(FIRST_SECS)
+        question = self.reactor.take()
+        self.send(self.transport, Abort("x"))
+        self.assertTrue(question.aborted)
+        self.ended_with(1, "the run was aborted: x")
 
     def test_an_abort_is_transient(self) -> None:
         self.send(self.transport, Abort("quorum not met"))
@@ -214,7 +279,7 @@ class TestMember(PumpedAgentTestCase):
         self.ended()
         self.begin()
         self.send(self.greeted(), Accept((4, 5), None, (1 << 64) - 1))
-        self.assertEqual(self.timers(), [(1 << 31) + REPLY_SECS])
+        self.assertEqual(self.timers(), [FIRST_SECS, (1 << 31) + REPLY_SECS])
 
 
 class TestStop(PumpedAgentTestCase):

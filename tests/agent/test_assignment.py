@@ -150,7 +150,7 @@ class EnvelopeTests(unittest.TestCase):
             world = World(tuple(ledger.roster()), bytes.fromhex(SALT), run_id="night 7", store=store)
             member, ranks = world.assignments[0]
             group = read(world.envelope_hex(member, ranks, "head", 1)).group
-            self.assertEqual(group, Group(0, 1, "night 7", store=store, reports=True))
+            self.assertEqual(group, Group(0, 1, "night 7", store=store, reports=True, heartbeats=True))
 
     def test_what_is_missing_or_of_a_wrong_type_is_named(self) -> None:
         wrong: dict[str, tuple[Any, ...]] = {
@@ -205,6 +205,7 @@ class EnvelopeTests(unittest.TestCase):
             "run_id": (None, 7, "a\0b"),
             "store": (None, 0, "true"),
             "reports": (None, 1, "false", []),
+            "heartbeats": (None, 1, "false", []),
         }
         for name, values in wrong.items():
             for value in values:

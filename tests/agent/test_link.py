@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError  # noqa: A004  Twisted's own
 
-from flodl_tw.agent.link import Event, JoinLink, LinkEnded, LinkFactory
+from flodl_tw.agent.link import HEARTBEAT_SECS, Event, JoinLink, LinkEnded, LinkFactory
 from flodl_tw.core.messages import Abort, Accept, JoinMessage, RankExited, Reject, WorldFormed, encode_join
 from flodl_tw.core.reports import RankError, report_payload
 from flodl_tw.core.wire import JOIN_MAGIC, FrameKind, encode_frame
@@ -208,6 +208,26 @@ class TestEnd(LinkTestCase):
         self.receive(ACCEPT)
         self.link.report(0, -15)
         self.assertEqual(self.transport.value(), frame(RankExited(0, -15)))
+
+    def test_heartbeats_go_on_until_the_close_and_no_further(self) -> None:
+        self.receive(ACCEPT)
+        beat = encode_frame(TOKEN, 4, FrameKind.HEARTBEAT, b"")
+        self.link.beat()
+        self.link.beat()
+        self.assertEqual(self.transport.value(), beat)
+        self.reactor.advance(HEARTBEAT_SECS)
+        self.assertEqual(self.transport.value(), 2 * beat)
+        self.transport.lose(lost())
+        self.assertEqual(self.timers(), [])
+        self.link.beat()
+        self.assertEqual(self.timers(), [])
+
+    def test_a_link_that_is_closed_beats_no_more(self) -> None:
+        self.receive(ACCEPT)
+        self.link.beat()
+        self.link.close()
+        self.reactor.advance(0)
+        self.assertEqual(self.timers(), [])
 
     def test_a_report_after_the_end_is_harmless(self) -> None:
         self.receive(ACCEPT)

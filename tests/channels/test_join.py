@@ -404,11 +404,12 @@ ALWAYS_WRONG: tuple[tuple[str, Callable[[FakeDial], bytes], str], ...] = (
     ("another key", later(RankExited(0, 0), key=OTHER_TOKEN), "does not verify"),
     ("another version", later(RankExited(0, 0), version=2), "version 2"),
     ("an unspoken version", later(RankExited(0, 0), version=6), "version 6"),
-    ("a Hello again", later(make_hello()), "RankExited and reports alone"),
-    ("Accept", later(Accept((0,), None, 1)), "RankExited and reports alone"),
-    ("Abort", later(Abort("no")), "RankExited and reports alone"),
-    ("another kind", later_kind(FrameKind.CONTROL), "RankExited and reports alone"),
+    ("a Hello again", later(make_hello()), "RankExited, reports and heartbeats alone"),
+    ("Accept", later(Accept((0,), None, 1)), "RankExited, reports and heartbeats alone"),
+    ("Abort", later(Abort("no")), "RankExited, reports and heartbeats alone"),
+    ("another kind", later_kind(FrameKind.CONTROL), "RankExited, reports and heartbeats alone"),
     ("a retired kind", lambda dial: header(4, kind=5), "kind 5"),
+    ("another's heartbeat", lambda dial: encode_frame(OTHER_TOKEN, 4, FrameKind.HEARTBEAT, b""), "does not verify"),
     ("no frame", lambda dial: b"GET /", "47455420"),
     ("a payload that does not decode", lambda dial: encode_frame(dial.talk.salt, 4, FrameKind.JOIN, b"\4"), "number"),
     ("over 4 KiB", lambda dial: header(4097), "4097"),
@@ -416,7 +417,7 @@ ALWAYS_WRONG: tuple[tuple[str, Callable[[FakeDial], bytes], str], ...] = (
 
 
 class LaterFrameTests(PumpedTestCase):
-    """On its link a member may send RankExited and reports alone, after formation, once a rank."""
+    """On its link a member may send heartbeats, and after formation RankExited and reports, once a rank."""
 
     def in_window(self) -> tuple[ClockedController, FakeDial]:
         door = ClockedController(window(min_rank_start=9))
@@ -438,6 +439,12 @@ class LaterFrameTests(PumpedTestCase):
         self.assertIsInstance(other.messages()[0], WorldFormed)
         self.forget()
         return door, dial, other
+
+    def test_a_heartbeat_is_life_and_nothing_else_before_the_world_forms_and_afterwards(self) -> None:
+        for dial in (self.in_window()[1], self.formed()[1]):
+            dial.send(dial.talk.heartbeat() * 3)
+            self.assertFalse(dial.closed)
+            self.assertEqual((dial.received(), self.lines()), (b"", []))
 
     def test_in_the_window_each_violation_gives_one_line_and_the_member_departs(self) -> None:
         table = (*ALWAYS_WRONG, ("RankExited", later(RankExited(0, 0)), "RankExited"))

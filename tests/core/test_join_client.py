@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flodl_tw.core.errors import WireError
-from flodl_tw.core.join_client import MAX_ANSWER_BYTES, JoinClient
+from flodl_tw.core.join_client import MAX_ANSWER_BYTES, JoinClient, language
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -46,6 +46,29 @@ def session(token: bytes | None) -> bytes:
     """All that a controller sends to one host, from Accept to Abort."""
     first = encode_join(ZERO_KEY, 4, OPEN_ACCEPT) if token is None else encode_join(token, 4, ACCEPT)
     return first + encode_join(KEY, 4, WORLD) + encode_join(KEY, 4, ABORT)
+
+
+class TestLanguage(unittest.TestCase):
+    """What somebody speaks who is no controller."""
+
+    def test_what_is_met_in_front_of_controllers_is_named(self) -> None:
+        for first, right in (
+            (b"HTTP/1.1 400 Bad Request\r\n", "it speaks HTTP:"),
+            (b"\x15\x03\x01\0\2\2\x46", "it speaks TLS:"),
+            (b"\x16\x03\x03\0\x7a", "it speaks TLS:"),
+            (b"\0\0\x12\4\0\0\0\0\0\0\3", "it speaks HTTP/2:"),
+            (b"PROXY TCP4 10.0.0.1 10", "it sends a PROXY protocol header:"),
+            (b"\r\n\r\n\0\r\nQUIT\n\x21", "it sends a PROXY protocol header:"),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", "it speaks SSH:"),
+        ):
+            with self.subTest(first=first):
+                said = language(first)
+                self.assertIsNotNone(said)
+                self.assertTrue(str(said).startswith(right), said)
+
+    def test_what_is_not_known_is_not_guessed(self) -> None:
+        for first in (b"", b"\0", b"hello", FRAME_MAGIC, JOIN_MAGIC):
+            self.assertIsNone(language(first))
 
 
 class TestVectors(unittest.TestCase):

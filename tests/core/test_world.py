@@ -46,7 +46,7 @@ class TestWorld(unittest.TestCase):
             '"worker":{"host":"c","ranks":[0,1],"local_devices":[0,1],"nccl_socket_ifname":"","path":""},'
             '"salt":"00112233445566778899aabbccddeeff",'
             '"flodl_tw":{"group_rank":0,"group_world_size":2,"run_id":"run \\"7\\"",'
-            '"store":false,"reports":true}}',
+            '"store":false,"reports":true,"heartbeats":true}}',
         )
         self.assertRegex(envelope, "^([0-9a-f]{2})+$")
 
@@ -123,6 +123,7 @@ class TestWorld(unittest.TestCase):
                     "run_id": 'run "7"',
                     "store": False,
                     "reports": True,
+                    "heartbeats": True,
                 },
             },
         )

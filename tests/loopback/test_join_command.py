@@ -164,6 +164,7 @@ class RankEnvironment(AgentTestCase):
                             "run_id": run_id,
                             "store": False,
                             "reports": True,
+                            "heartbeats": True,
                         },
                     },
                 )

@@ -129,6 +129,9 @@ class StateTests(StatusTestCase):
             ):
                 self.assertEqual(answer.headers.get(name), value, (data, name))
 
+    def test_the_state_says_that_heartbeats_are_taken(self) -> None:
+        self.assertEqual(self.request(STATE).headers.get("flodl-tw-heartbeats"), "1")
+
     def test_the_root_is_the_state_unless_html_is_asked_for(self) -> None:
         state = self.request(STATE).body
         for headers in ((), ("Accept: */*",), ("Accept: application/json",)):
