@@ -20,7 +20,7 @@ from flodl_tw.core.window import StartMode, WindowSettings
 from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields
 from flodl_tw.limits import SCALE_VARIABLE, Limits, parse_scale, scaled
 from flodl_tw.options import OptionReader, by_word
-from flodl_tw.state_folder import default_state_dir, given_token, readable_token
+from flodl_tw.state_folder import Tell, given_token, readable_token
 
 if TYPE_CHECKING:
     from flodl_tw.fdl.cluster import ClusterFile
@@ -52,7 +52,7 @@ OPTIONS: Final = [
     ["max-rejects", None, "1024", "Refused hosts that a window bears; 0 sets no limit."],
     ["max-pending", None, "4096", "Connections that may not yet have said what they want."],
     ["max-pending-per-host", None, "1024", "The same from one address; loopback is exempt."],
-    ["state-dir", None, None, "Folder for lock and token, by port [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
+    ["state-dir", None, None, "Folder of a token that is made [default: $STATE_DIRECTORY or $XDG_STATE_HOME]."],
 ]
 """The options with a value, as Twisted has them: the long name, the short one, the default, the help."""
 NAMES: Final = frozenset({row[0] for row in OPTIONS} | {"open-admission", "allowed-host"})
@@ -116,7 +116,8 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
     default = ControllerSettings()
     scale, warning = parse_scale(given.variable(SCALE_VARIABLE))
     open_admission = given.flag("open-admission") or (cluster is not None and cluster.open_admission)
-    token, token_source = _token(given, cluster, open_admission)
+    warnings = [] if warning is None else [warning]
+    token, token_source = _token(given, cluster, open_admission, warnings.append)
     nccl = given.choice("backend", {"nccl": True, "cpu": False}, True)
     chosen = given.get("rendezvous")
     rendezvous = ("native" if nccl else "off") if chosen is None else chosen
@@ -146,14 +147,16 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
         max_pending=given.whole("max-pending", 1, MAX_COUNT, default.max_pending),
         max_pending_per_host=given.whole("max-pending-per-host", 1, MAX_COUNT, default.max_pending_per_host),
         allowed_hosts=_allowed_hosts(given),
-        state_dir=Path(state_dir).absolute() if state_dir else default_state_dir(given.environ),
-        warnings=tuple(text for text in (warning, _readable_token(given, cluster)) if text is not None),
+        state_dir=Path(state_dir).absolute() if state_dir else None,
+        warnings=(*warnings, *_readable_token(given, cluster)),
     )
 
 
-def _token(given: OptionReader, cluster: ClusterFile | None, open_admission: bool) -> tuple[bytes | None, str | None]:
+def _token(
+    given: OptionReader, cluster: ClusterFile | None, open_admission: bool, tell: Tell
+) -> tuple[bytes | None, str | None]:
     """The operator's token, from the first of its sources, and what gave it."""
-    token, source = given_token(given)
+    token, source = given_token(given, tell)
     asks = "--token-file" if given.get("token-file") is not None else TOKEN_VARIABLE
     if token is None and cluster is not None and cluster.token is not None:
         token, source, asks = cluster.token, shown_path(given.get("cluster") or ""), "the cluster file's token"
@@ -162,11 +165,12 @@ def _token(given: OptionReader, cluster: ClusterFile | None, open_admission: boo
     return token, source
 
 
-def _readable_token(given: OptionReader, cluster: ClusterFile | None) -> str | None:
+def _readable_token(given: OptionReader, cluster: ClusterFile | None) -> tuple[str, ...]:
     path = given.get("cluster")
     if path is None or cluster is None or cluster.token is None:
-        return None
-    return readable_token("--cluster", path)
+        return ()
+    warning = readable_token("--cluster", path)
+    return () if warning is None else (warning,)
 
 
 def _window(given: OptionReader, scale: float) -> WindowSettings:

@@ -33,7 +33,7 @@ from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
 from flodl_tw.run import RunEnd
 from flodl_tw.settings import OPTIONS, ControllerSettings
-from flodl_tw.state_folder import check_writable, lock_folder, made_token, write_atomically
+from flodl_tw.state_folder import check_writable, kept_token, write_atomically
 
 if TYPE_CHECKING:
     from flodl_tw.server import ControllerServer
@@ -153,11 +153,11 @@ def _collect_less() -> None:
 
 def _with_token(settings: ControllerSettings, bound: socket.socket) -> ControllerSettings:
     """The settings with a token that is made and kept, where the bind needs one and the operator gave none."""
-    assert settings.state_dir is not None
-    token_file = lock_folder(settings.state_dir, bound.getsockname()[1]) / "token"
     if settings.token is not None or settings.open_admission or sockets.bound_to_loopback(bound):
         return settings
-    return replace(settings, token=made_token(token_file), token_source=str(token_file))
+    warnings = list(settings.warnings)
+    token, path = kept_token(settings.state_dir, os.environ, bound.getsockname()[1], warnings.append)
+    return replace(settings, token=token, token_source=str(path), warnings=tuple(warnings))
 
 
 def _stop_with_status(end: RunEnd, server: ControllerServer) -> None:

@@ -12,6 +12,7 @@ from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.core.world import RelaySettings, WorkerFields
 from flodl_tw.settings import NAMES, ControllerSettings
+from flodl_tw.state_folder import default_state_dir
 from flodl_tw.tap import Options
 
 TOKEN_HEX = "00112233445566778899aabbccddeeff"
@@ -153,7 +154,7 @@ class OptionTests(SettingsTestCase):
             with self.subTest(name):
                 self.assertEqual(self.settings(environ={name: ""}), self.settings())
         home = Path.home() / ".local" / "state" / "flodl-tw"
-        self.assertEqual(self.settings(environ={"XDG_STATE_HOME": ""}).state_dir, home)
+        self.assertEqual(default_state_dir({"XDG_STATE_HOME": ""}), home)
 
     def test_no_variable_gives_an_option(self) -> None:
         self.assertEqual(self.settings(environ={"FLODL_TW_PORT": "1", "FLODL_TW_TOKEN_FILE": "x"}), self.settings())

@@ -47,5 +47,6 @@ class StateDirTests(unittest.TestCase):
             default_state_dir({})
         self.assertEqual(
             str(caught.exception),
-            "--state-dir: this user has no home folder for the default; name a folder of your own",
+            "--state-dir: this user has no home folder for the default; name a folder of your own, or give the "
+            "token by --token-file",
         )

@@ -178,11 +178,12 @@ def read_agent_settings(
     if file is not None:
         given = given.with_file(file.texts)
     scale, warning = parse_scale(given.variable(SCALE_VARIABLE))
+    warnings = [] if warning is None else [warning]
     settings = AgentSettings(
         controller=_controller(given, file),
         host=_host(given),
         program=find_program(program),
-        token=token or given_token(given)[0] or (file.token() if file else None),
+        token=token or given_token(given, warnings.append)[0] or (file.token() if file else None),
         libtorch=given.text("libtorch"),
         nccl_version=_nccl_version(given) or nccl,
         dataset_sig=given.signature("dataset-sig") or bytes(SIGNATURE_BYTES),
@@ -195,7 +196,6 @@ def read_agent_settings(
         log_dir=_log_dir(given),
         scale=scale,
     )
-    warnings = [] if warning is None else [warning]
     if given.flag("virtual-local-rank"):
         settings = replace(settings, gpu_view=GpuView.VIRTUAL)
     elif flodl or file is not None:

@@ -50,14 +50,14 @@ def status(options: Mapping[str, object], program: list[str], environ: Mapping[s
 def start(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``start``: the operator's."""
     given = OptionReader(options, environ)
-    return _converse(terminal.controller_of(given), given_token(given)[0], send_start)
+    return _converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send_start)
 
 
 def abort(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``abort``, with a reason or without."""
     given = OptionReader(options, environ)
     send = partial(send_abort, reason=given.get("reason"))
-    return _converse(terminal.controller_of(given), given_token(given)[0], send)
+    return _converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send)
 
 
 def check(settings: AgentSettings, choice: Choice) -> int:

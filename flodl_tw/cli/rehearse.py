@@ -132,7 +132,7 @@ def read_plan(options: Mapping[str, object], environ: Mapping[str, str]) -> Plan
         gpus=texts.whole("gpus", 1, 256, 8),
         bad=_kinds(texts),
         secs=texts.decimal("secs", 7 * 24 * 3600, 60.0),
-        token=given_token(texts)[0],
+        token=given_token(texts, say)[0],
         scale=scale,
     )
 

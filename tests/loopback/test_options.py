@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -157,7 +158,8 @@ class BadSettings(RefusalTestCase):
             defaults += ("--port", "0")
             defaults += () if "--port-file" in given else ("--port-file", "port")
         if "--interface" not in given:
-            defaults += ("--interface", LOOPBACK)
+            # A state folder is looked at where a token has to be kept.
+            defaults += ("--interface", "0.0.0.0" if "--state-dir" in given else LOOPBACK)
         if "--state-dir" not in given:
             defaults += ("--state-dir", "state")
         return (*defaults, *options)
@@ -247,7 +249,7 @@ class BusyPort(RefusalTestCase):
 
     def test_a_state_folder_in_use_is_refused(self) -> None:
         port = free_port()
-        folder = self.folder / "state" / str(port)
+        folder = self.folder / "state" / f"{socket.gethostname()}-{port}"
         folder.mkdir(parents=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,10 +261,10 @@ class BusyPort(RefusalTestCase):
                     self.assert_one_line(ended, ("--state-dir", str(folder), "lock", "each its own --state-dir"))
 
     def test_daemonised_the_lock_is_held_as_long_as_the_server_lives(self) -> None:
-        controller = Twistd("--min-rank-start", "8", daemonised=True)
+        controller = Twistd("--min-rank-start", "8", daemonised=True, interface=None)
         self.addCleanup(controller.close)
         self.assertEqual(controller.listening().ended(), 0)
-        with (controller.folder / "state" / str(controller.port) / "lock").open("w") as lock:
+        with (controller.folder / "state" / f"{socket.gethostname()}-{controller.port}" / "lock").open("w") as lock:
             with self.assertRaises(OSError) as held:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.assertEqual(held.exception.errno, errno.EWOULDBLOCK)
@@ -330,7 +332,7 @@ class Admission(ProcessTestCase):
         tokens = []
         for _ in range(2):
             controller = self.start("--min-rank-start", "8", port=port, interface=None, folder=Path(made.name))
-            file = Path(made.name) / "state" / str(port) / "token"
+            file = Path(made.name) / "state" / f"{socket.gethostname()}-{port}" / "token"
             self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
             self.assertEqual(stat.S_IMODE(file.parent.stat().st_mode), 0o700)
             text = file.read_text().strip()
@@ -413,11 +415,37 @@ class Admission(ProcessTestCase):
             ({"HOME": str(base / "c")}, base / "c" / ".local" / "state" / "flodl-tw"),
         )
         for folder, controller in [
-            (folder, self.launch("--min-rank-start", "8", state_dir=None, environ=environ)) for environ, folder in rows
+            (folder, self.launch("--min-rank-start", "8", state_dir=None, interface=None, environ=environ))
+            for environ, folder in rows
         ]:
             with self.subTest(folder=folder):
                 port = controller.listening().port
-                self.assertTrue((folder / str(port) / "lock").exists())
+                self.assertTrue((folder / f"{socket.gethostname()}-{port}" / "token").exists())
+
+    def test_without_a_token_to_keep_no_folder_is_made_or_needed(self) -> None:
+        controller = self.start("--min-rank-start", "8", state_dir="/proc/nowhere")
+        self.assertEqual(controller.state()["phase"], "waiting")
+        controller = self.start("--min-rank-start", "8")
+        self.assertFalse((controller.folder / "state").exists())
+
+    def test_a_user_without_an_entry_or_a_home_is_served_where_no_token_must_be_kept(self) -> None:
+        if os.geteuid() or shutil.which("setpriv") is None:
+            self.skipTest("only root can be another user, and by setpriv")
+        made = tempfile.TemporaryDirectory(prefix="flodl-tw-")
+        self.addCleanup(made.cleanup)
+        Path(made.name).chmod(0o777)
+        command = ("setpriv", "--reuid", "54321", "--clear-groups", *TWISTD)
+        for home in ("", "/"):
+            with self.subTest(home=home):
+                options = {"state_dir": None, "folder": Path(made.name), "environ": {"HOME": home}}
+                controller = Twistd("--min-rank-start", "8", command=command, **options)  # type: ignore[arg-type]
+                self.addCleanup(controller.close)
+                self.assertEqual(controller.listening().state()["phase"], "waiting")
+                self.assertEqual(controller.stop(), -signal.SIGTERM)
+                needy = Twistd("--min-rank-start", "8", interface=None, command=command, **options)  # type: ignore[arg-type]
+                self.addCleanup(needy.close)
+                self.assertNotEqual(needy.ended(), 0)
+                self.assertRegex(needy.stderr, r"\Aflodl-controller: --state-dir.*--token-file\n\Z")
 
     def test_a_bad_time_scale_is_a_warning_and_1(self) -> None:
         controller = self.start("--join-timeout", "100", "--min-rank-start", "8", scale=0.01)
