@@ -21,7 +21,6 @@ from flodl_tw.core.exits import Exits
 from flodl_tw.core.facts import RUN_FACT, Offer
 from flodl_tw.core.join_window import JoinWindow, closed
 from flodl_tw.core.ledger import Member
-from flodl_tw.core.log_text import quoted
 from flodl_tw.core.phrases import counted, rank_list
 from flodl_tw.core.refusals import Refusal
 from flodl_tw.core.reports import RankError
@@ -147,7 +146,6 @@ class Run:
         """A host offers itself; it is a member from here on, or refused."""
         refusal = self.refusal(offer)
         if refusal is not None:
-            self.refuse(refusal, f"host {quoted(offer.hello.host)} at {offer.address}")
             if self.window.refuse(offer, refusal):
                 self._happened()
             return refusal
@@ -156,10 +154,6 @@ class Run:
         self._newcomers.append(member)
         self._happened()
         return member
-
-    def refuse(self, refusal: Refusal, who: str) -> None:
-        """A dial that authenticated is refused; only refused hellos count toward ``max_rejects``."""
-        _log.warn("refused {who}: {reason}", who=who, reason=refusal.reason)
 
     def unheard(self, what: str) -> None:
         """A dial is closed without a word, since its frame does not verify: it has ``no token``, say."""

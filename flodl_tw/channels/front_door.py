@@ -23,6 +23,7 @@ from twisted.logger import Logger
 from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.peeker import LOOPBACK, ChannelFactory, Peeker, internet_address
 from flodl_tw.channels.pending import PendingConnections
+from flodl_tw.channels.repeats import RepeatedLines
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.deadlines import Closer, DeadlineQueue, Item, Wait, after
@@ -58,6 +59,8 @@ class FrontDoor(ServerFactory):
         self.capacity = capacity or Capacity(clock, 1 << 20)
         self.ended: Counter[ConnectionEnd] = Counter()
         self._ends: list[Callable[[], None]] = []
+        self.lines = RepeatedLines(clock)
+        self.at_close(self.lines.clear)
         self.peeks: DeadlineQueue[Peeker] = self.deadlines(limits.peek, self._peek_expired)
         self._connections: set[Peeker] = set()
         self._warned: OrderedDict[str, None] = OrderedDict()

@@ -6,7 +6,7 @@ as frames in the peer's own version.
 
 from __future__ import annotations
 
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from flodl_tw import sockets
 from flodl_tw.channels.dead_peer import send, went_silent
@@ -18,6 +18,7 @@ from flodl_tw.core.ends import ConnectionEnd, LinkEnd
 from flodl_tw.core.errors import ViolationError, WireError
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Member, unspoken_version
+from flodl_tw.core.log_text import quoted
 from flodl_tw.core.messages import (
     Abort,
     Accept,
@@ -115,13 +116,13 @@ class JoinProtocol(FramedProtocol):
             return
         refusal, hello = _read_hello(frame)
         if refusal is not None:
-            self.run.refuse(refusal, self.peeker.endpoint)
-            self._reject(key, refusal)
+            self._reject(key, refusal, self.peeker.peer, self.peeker.endpoint)
             return
         assert hello is not None
         outcome = self.run.hello(Offer(hello, frame.version, self.peeker.address.shown), self)
         if isinstance(outcome, Refusal):
-            self._reject(key, outcome)
+            host = f"host {quoted(hello.host)} at {self.peeker.peer}"
+            self._reject(key, outcome, host, host)
         else:
             self._accept(key, outcome)
 
@@ -132,7 +133,9 @@ class JoinProtocol(FramedProtocol):
         salt_hex = None if self._shared.controller.credentialed else self.run.session_salt.hex()
         self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, self.run.window.cap_remaining()))
 
-    def _reject(self, key: bytes, refusal: Refusal) -> None:
+    def _reject(self, key: bytes, refusal: Refusal, counted_as: str, who: str) -> None:
+        text = f"refused {who}: {refusal.reason}"
+        self.peeker.door.lines.line(counted_as, f"refused, {refusal.code.value}", text, LogLevel.warn)
         self.identified()
         self._send(key, Reject(refusal.reason))
         self.finish()

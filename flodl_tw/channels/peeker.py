@@ -16,11 +16,13 @@ from twisted.internet.interfaces import (
     ITCPTransport,
     ITransport,
 )
-from twisted.logger import Logger
+from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from flodl_tw.channels.pending import PendingConnections
+from flodl_tw.channels.repeats import RepeatedLines
+from flodl_tw.core import strangers
 from flodl_tw.core.addresses import DEFAULT_PORT, Address, classify, show_endpoint
 from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOUS_MAGIC, STORE_MAGIC
@@ -35,10 +37,7 @@ UNSERVED: Final = {
 }
 """Channels that nothing may serve in a run, for the log line that says so."""
 
-OLD_TORCH: Final = " (they look like torch's before 2.2, whose store is another: torch 2.2 or newer is needed)"
 LOOPBACK: Final = "127.0.0.1"
-
-_log = Logger()
 
 
 def internet_address(addr: IAddress | None) -> tuple[str, int] | None:
@@ -73,6 +72,7 @@ class Door(Protocol):
     limits: Limits
     closer: Closer
     ended: Counter[ConnectionEnd]
+    lines: RepeatedLines
     peeks: DeadlineQueue[Peeker]
     pending: PendingConnections[Peeker]
     routes: Mapping[bytes, ChannelFactory]
@@ -147,9 +147,10 @@ class Peeker:
         self.transport.abortConnection()
 
     def dropped(self, end: ConnectionEnd, why: str, *, warn: bool = False) -> None:
-        """Count and log an end that its peer brought about."""
+        """Count an end that its peer brought about, and log it as ``RepeatedLines`` does."""
         self.left(end)
-        (_log.warn if warn else _log.info)("dropped {who}: {why}", who=self.endpoint, why=why)
+        level = LogLevel.warn if warn else LogLevel.info
+        self.door.lines.line(self.peer, end.value, f"dropped {self.endpoint}: {why}", level)
 
     def left(self, end: ConnectionEnd) -> None:
         """Count an end, the first alone.  That of a probe, a scan or a peer that went away is not worth a line."""
@@ -205,8 +206,7 @@ class Peeker:
         elif magic in UNSERVED:
             self.drop(ConnectionEnd.UNSERVED_CHANNEL, f"nothing serves the {UNSERVED[magic]} channel in this run")
         else:
-            hint = OLD_TORCH if magic[:1] == b"\3" and magic[2:] == b"\0\0" else ""
-            self.drop(ConnectionEnd.UNKNOWN_CHANNEL, f"its first bytes {magic.hex()} are no channel's{hint}")
+            self.drop(ConnectionEnd.UNKNOWN_CHANNEL, strangers.told(magic))
 
     @property
     def has_channel(self) -> bool:

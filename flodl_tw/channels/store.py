@@ -7,7 +7,7 @@ in: those of the world's hosts, and no other.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Final, cast
 from weakref import ref
 
@@ -24,7 +24,6 @@ from flodl_tw.core.ends import ConnectionEnd
 from flodl_tw.core.store.session import StoreEffects, StoreSession
 from flodl_tw.core.store.world import WorldStore
 from flodl_tw.deadlines import guarded
-from flodl_tw.limits import MAX_WARNED_ADDRESSES
 
 PART_BYTES: Final = 256 * 1024
 """What is given to the transport at once; the next part waits until it has room."""
@@ -34,8 +33,6 @@ WOKEN_AT_ONCE: Final = 256
 """Clients that one query wakes in its own turn; the others follow in the next."""
 KEPT_WORLDS: Final = 2
 """Worlds whose keys are kept for connections that stay open: this one's, and one more that had any."""
-TELL_SECS: Final = 60.0
-"""A refused address has a log line as often as this, in seconds."""
 
 
 class IStream(ITransport, IConsumer, IPushProducer):
@@ -50,7 +47,6 @@ class StoreFactory:
     def __init__(self, front: FrontDoor, controller: Controller) -> None:
         self._clock = front.clock
         self._controller = controller
-        self._quiet_until: OrderedDict[str, float] = OrderedDict()
         # A world whose connections are all closed is gone, and its keys with it.
         self._worlds: deque[ref[WorldStore]] = deque()
         self._due: deque[StoreProtocol] = deque()
@@ -75,7 +71,7 @@ class StoreFactory:
             sockets.bear_pauses(peeker.transport)
             self._keep(store)
             return store
-        self._refuse(peeker, why)
+        peeker.drop(ConnectionEnd.STORE_REFUSED, f"on the store channel: {why}")
         return None
 
     def later(self, client: StoreProtocol) -> None:
@@ -105,20 +101,6 @@ class StoreFactory:
         oldest = self._worlds.popleft()() if len(self._worlds) > KEPT_WORLDS else None
         for client in [] if oldest is None else list(oldest.clients):
             client.give_up("its world is over, and two more have used the store")
-
-    def _refuse(self, peeker: Peeker, why: str) -> None:
-        now = self._clock.seconds()
-        if now < self._quiet_until.get(peeker.peer, now):
-            # A client of torch that is refused dials again and again.
-            peeker.left(ConnectionEnd.STORE_REFUSED)
-            peeker.identified()
-            peeker.transport.abortConnection()
-            return
-        self._quiet_until[peeker.peer] = now + TELL_SECS
-        self._quiet_until.move_to_end(peeker.peer)
-        if len(self._quiet_until) > MAX_WARNED_ADDRESSES:
-            self._quiet_until.popitem(last=False)
-        peeker.drop(ConnectionEnd.STORE_REFUSED, f"on the store channel: {why}")
 
 
 @implementer(IPushProducer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
 from flodl_tw.core.addresses import classify, is_address
@@ -26,11 +27,27 @@ class Attempt:
     origin: str | None = None
     fetch_site: str | None = None
     tokens: tuple[str, ...] = field(default=(), repr=False)
+    passed_on: str | None = None
+    """The header that says that a proxy has passed it on, or None."""
 
     @property
-    def from_loopback(self) -> bool:
-        """Whether it came from this host, or through its sshd."""
-        return classify(self.address).loopback
+    def from_elsewhere(self) -> str | None:
+        """Why it may have been made neither on this host nor through its sshd; None where it was.
+
+        A web proxy on this host makes every request come from loopback, so what it leaves in a request counts, too.
+        """
+        if not classify(self.address).loopback:
+            return "from another host"
+        if self.passed_on is not None:
+            return f"that a proxy has passed on ({self.passed_on})"
+        name = None if self.host is None else host_name(self.host)
+        if self.host is None or name == "localhost" or (name and is_address(name) and classify(name).loopback):
+            return None
+        return f"for the Host {self.host!r}, which is not loopback's own,"
+
+
+PROXY_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+"""What proxies add to a request that they pass on."""
 
 
 def host_name(host: str) -> str | None:
@@ -66,11 +83,12 @@ def web_page_reason(attempt: Attempt, token_is_valid: bool, own_names: frozenset
 
 
 def authorise(
-    verb: str, what: str, attempt: Attempt, salt_hex: str, own_names: frozenset[str], *, needs_token: bool
+    verb: str, what: str, attempt: Attempt, salt_hex: str, own_names: frozenset[str], *, needs_token: bool | None
 ) -> None:
     """Raise DeclinedError where the attempt may not do this; what it would do it to is not looked at.
 
     ``verb`` and ``what`` are what it would do, in the words of the refusals.
+    With a ``needs_token`` of None it needs the token unless it was made on this host.
     The token is the session salt, compared in constant time.
     """
     tokens = [token.lower().encode("utf-8", "replace") for token in attempt.tokens]
@@ -78,6 +96,8 @@ def authorise(
     page = web_page_reason(attempt, token_is_valid, own_names)
     if page is not None:
         raise DeclinedError(403, f"this may be a web page's doing, which may not {verb}: {page}")
-    if needs_token and not token_is_valid:
+    elsewhere = attempt.from_elsewhere if needs_token is None else None
+    if (needs_token or elsewhere) and not token_is_valid:
         given = "the token that came with it is not this run's" if tokens else "it came without a token"
-        raise DeclinedError(403, f"{what} needs the token, and {given}: send Authorization: Bearer TOKEN")
+        where = f" {elsewhere}" if elsewhere else ""
+        raise DeclinedError(403, f"{what}{where} needs the token, and {given}: send Authorization: Bearer TOKEN")

@@ -8,11 +8,12 @@ from typing import Final
 
 from twisted.internet.interfaces import IConsumer
 from twisted.protocols.basic import FileSender
+from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
 
 from flodl_tw.core.addresses import classify
 from flodl_tw.core.fields import compact
-from flodl_tw.web.access import Attempt
+from flodl_tw.web.access import PROXY_HEADERS, Attempt
 
 JSON: Final = b"application/json"
 STREAMED: Final = 64 * 1024
@@ -41,6 +42,7 @@ def attempt_of(request: IRequest) -> Attempt:
         origin=_only(request, b"origin", "null"),
         fetch_site=_only(request, b"sec-fetch-site", "cross-site"),
         tokens=tuple(tokens),
+        passed_on=next((name for name in PROXY_HEADERS if request.requestHeaders.hasHeader(name.encode())), None),
     )
 
 
@@ -59,7 +61,9 @@ async def answer(request: IRequest, code: int, body: bytes, content_type: bytes 
     """Write an answer with the headers that all of them have."""
     request.setResponseCode(code)
     for name, value in answer_headers(body, content_type).items():
-        request.setHeader(name, value)
+        # An answer that is to have no body says nothing of one.
+        if code != NO_CONTENT or not name.startswith(b"content-"):
+            request.setHeader(name, value)
     if len(body) <= STREAMED or request.method == b"HEAD":
         return body
     consumer = IConsumer(request)

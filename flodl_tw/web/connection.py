@@ -39,7 +39,10 @@ class StatusRequest(Request):
 
     def process(self) -> None:
         self.channel.identified()
-        if self.path == b"*" or self.path.startswith(b"//") or self.path[:4].lower() == b"/%2f":
+        if self.method == b"OPTIONS" and self.path == b"*":
+            # It asks about the whole server, which answers as for its page.
+            self.path = b"/"
+        elif self.path == b"*" or self.path.startswith(b"//") or self.path[:4].lower() == b"/%2f":
             # Klein takes "//start" for "/start", and Twisted answers "*" by itself; neither is a path of ours.
             self.path = b"/unknown"
         super().process()

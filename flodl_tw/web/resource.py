@@ -8,6 +8,7 @@ from typing import Final
 
 from klein import Klein
 from twisted.python.failure import Failure
+from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 
@@ -81,12 +82,12 @@ class StatusResource:
     @app.route("/start", methods=["POST"])
     def start(self, request: IRequest) -> Answered:
         """The operator's start."""
-        return self._act(request, start_run, "start a run", "a start from another host")
+        return self._act(request, start_run, "start a run", "a start")
 
     @app.route("/abort", methods=["POST"])
     def abort(self, request: IRequest) -> Answered:
         """The operator's end of the run."""
-        return self._act(request, abort_run, "abort a run", "an abort from another host")
+        return self._act(request, abort_run, "abort a run", "an abort")
 
     @app.route("/check", methods=["POST"])
     def check(self, request: IRequest) -> Answered:
@@ -96,10 +97,9 @@ class StatusResource:
     def _act(
         self, request: IRequest, action: Action, verb: str, what: str, *, needs_token: bool | None = None
     ) -> Answered:
-        """Do it, where the request may; a token is needed from another host, unless ``needs_token`` says more."""
+        """Do it, where the request may; from elsewhere it needs a token, unless ``needs_token`` says more."""
         attempt, run = attempt_of(request), self.controller.run
-        needed = not attempt.from_loopback if needs_token is None else needs_token
-        authorise(verb, what, attempt, run.session_salt.hex(), self._own_names, needs_token=needed)
+        authorise(verb, what, attempt, run.session_salt.hex(), self._own_names, needs_token=needs_token)
         return answer_json(request, 200, action(run, attempt.address, request.content.read()))
 
     @app.handle_errors(DeclinedError)
@@ -115,9 +115,11 @@ class StatusResource:
 
     @app.handle_errors(MethodNotAllowed)
     def wrong_method(self, request: IRequest, failure: Failure) -> Answered:
-        """A known path, asked in a way that it does not know."""
+        """A known path, asked in a way that it does not know.  Balancers ask which ways it knows."""
         allowed = ", ".join(sorted(failure.value.valid_methods or ()))  # type: ignore[union-attr]
         request.setHeader(b"allow", allowed.encode())
+        if request.method == b"OPTIONS":
+            return answer(request, NO_CONTENT, b"")
         return answer_json(request, 405, {"error": f"this path answers {allowed}"})
 
     # "/start//" is another path than "/start".

@@ -8,6 +8,7 @@ from unittest import mock
 
 from twisted.logger import LogLevel
 
+from flodl_tw.channels.repeats import MOST_KINDS
 from flodl_tw.core.messages import Accept
 from flodl_tw.core.wire import (
     CONTROL_MAGIC,
@@ -132,15 +133,22 @@ class DropTests(PumpedTestCase):
 
     def test_each_drop_has_one_line_that_names_the_peer_and_the_reason(self) -> None:
         table = (
-            (b"SSH-2.0-x\r\n", "unknown-channel", "5353482d"),
+            (b"SSH-2.0-x\r\n", "unknown-channel", "it speaks SSH: its client has the wrong port"),
+            (b"PROXY TCP4 10.0.0.7 10.0.0.1 4 5\r\n", "unknown-channel", "a PROXY protocol header: the proxy in front"),
+            (b"\r\n\r\n\0\r\nQUIT\n\x21", "unknown-channel", "PROXY protocol header of version 2: the proxy in front"),
+            (b"\x16\x03\x01\2\0\1\0", "unknown-channel", "it speaks TLS: this port has none: write http://"),
+            (b"\x16\x03\x03\2\0\1\0", "unknown-channel", "it speaks TLS"),
+            (b"PRI * HTTP/2.0\r\n\r\n", "unknown-channel", "it speaks HTTP/2: this port has HTTP/1.1 alone"),
+            (b"CONNECT ctl:29500 HTTP/1.1\r\n", "unknown-channel", "it speaks HTTP's CONNECT: this port is no proxy"),
+            (b"\x16\x07\x01\2", "unknown-channel", "its first bytes 16070102 are no channel's"),
             (b"\0\0\0\0", "unknown-channel", "00000000"),
             (b"get / HTTP/1.1\r\n", "unknown-channel", "67657420"),
-            (b"\3\5\0\0\0\0\0\0\0init/", "unknown-channel", "03050000 are no channel's (they look like torch's"),
+            (b"\3\5\0\0\0\0\0\0\0init/", "unknown-channel", "the store of torch before 2.2, which is another"),
             *((magic, "unserved-channel", f"the {name} channel") for magic, name in UNSERVED.items()),
         )
         for sent, word, reason in table:
+            self.door = ClockedController()
             self.forget()
-            self.door.front.ended.clear()
             dial = self.door.dial("10.0.0.5", port=4711)
             dial.send(sent)
             self.door.turn()
@@ -153,13 +161,15 @@ class DropTests(PumpedTestCase):
 
     def test_only_what_looks_like_an_old_torch_is_told_which_torch_is_needed(self) -> None:
         for sent, told in ((b"\3\5\0\0", True), (b"\3\0\0\0", True), (b"\3\5\0\1", False), (b"\4\5\0\0", False)):
+            door = ClockedController()
             self.forget()
-            self.door.dial().send(sent)
+            door.dial().send(sent)
             (line,) = self.lines()
             self.assertEqual("torch 2.2 or newer is needed" in line, told, line)
 
     def test_the_deadline_of_the_first_four_bytes_is_five_seconds_from_the_accept(self) -> None:
         for sent in (b"", b"\xe3", b"GE", JOIN_MAGIC[:3]):
+            self.door = ClockedController()
             self.forget()
             dial = self.door.dial("10.0.0.5", port=4711)
             self.door.clock.advance(4)
@@ -179,6 +189,39 @@ class DropTests(PumpedTestCase):
         self.assertFalse(dial.transport.aborted)
         door.clock.advance(0.1)
         self.assertTrue(dial.transport.aborted)
+
+    def test_30000_noises_of_one_address_are_a_line_and_a_count_a_minute(self) -> None:
+        for _ in range(3):
+            for _ in range(10_000):
+                self.door.dial("10.0.0.5").send(b"\0\0\0\0")
+            self.door.clock.advance(10)
+        self.door.dial("10.0.0.6").send(b"\0\0\0\0")
+        self.door.dial("10.0.0.5").send(RENDEZVOUS_MAGIC)
+        self.assertEqual(len(self.lines()), 3)
+        self.door.clock.advance(31)
+        self.line("29999 more from 10.0.0.5 within 60 s (unknown-channel), the last one: dropped 10.0.0.5:")
+        self.door.dial("10.0.0.5").send(b"\0\0\0\0")
+        self.assertEqual(len(self.lines()), 4)
+        self.door.clock.advance(61)
+        self.line("1 more from 10.0.0.5")
+        self.door.clock.advance(61)
+        self.door.dial("10.0.0.5").send(b"\0\0\0\0")
+        self.assertEqual(len(self.lines()), 6)
+
+    def test_a_flood_from_many_addresses_has_a_bound_on_its_lines(self) -> None:
+        for number in range(3000):
+            self.door.dial(f"10.1.{number >> 8}.{number & 255}").send(b"\0\0\0\0")
+        self.assertEqual(len(self.lines()), MOST_KINDS + 1)
+        self.door.clock.advance(61)
+        self.line(f"{3000 - MOST_KINDS - 1} more from other addresses")
+
+    def test_what_was_only_counted_is_told_at_the_end(self) -> None:
+        for _ in range(3):
+            self.door.dial("10.0.0.5").send(b"\0\0\0\0")
+        self.door.server.stopService()
+        self.door.clock.advance(5)
+        self.line("2 more from 10.0.0.5")
+        self.assert_idle(self.door)
 
     def test_a_silent_dial_delays_nobody(self) -> None:
         silent = [self.door.dial(port=port) for port in range(100)]

@@ -252,18 +252,30 @@ class AnswerTests(PumpedTestCase):
         door = ClockedController(window(min_rank_start=9))
         door.dial().join(make_hello("first", **first))
         before = door.state()
-        for word, fields in table:
+        for number, (word, fields) in enumerate(table):
             self.forget()
-            dial = door.dial("10.0.0.2")
+            address = f"10.0.1.{number}"
+            dial = door.dial(address)
             answer = dial.join(make_hello(**{"host": "second", **first, **fields}))
             self.assertIsInstance(answer, Reject, word)
             self.assertTrue(answer.reason.startswith(f"{word}: "), f"{word}: {answer}")
             door.turn()
             self.assertTrue(dial.closed, word)
-            self.line("refused", "10.0.0.2", word, level=LogLevel.warn)
+            self.line("refused", address, word, level=LogLevel.warn)
         version = door.dial("10.0.0.2", version=2)
         self.assertTrue(version.join(host="second").reason.startswith("version-mismatch: "))
         self.assertEqual(door.state(), before)
+
+    def test_a_host_that_is_refused_in_a_loop_has_a_line_and_a_count_a_minute(self) -> None:
+        door = ClockedController(window(min_rank_start=9))
+        door.dial().join(host="a")
+        self.forget()
+        for _ in range(500):
+            door.dial("10.0.0.2").join(host="a")
+        door.dial("10.0.0.2").join(host="b", devices=0)
+        self.assertEqual(len([line for line in self.lines() if "refused" in line]), 2)
+        door.clock.advance(61)
+        self.line("499 more from host 'a' at 10.0.0.2 within 60 s (refused, duplicate-host), the last one: refused")
 
     def test_every_word_is_lower_case_and_hyphenated(self) -> None:
         words = [word.value for word in RefusalCode]
@@ -741,4 +753,4 @@ class UnixTests(PumpedTestCase):
         dial.transport.protocol = door.front.buildProtocol(UNIXAddress(""))
         dial.transport.protocol.makeConnection(dial.transport)
         dial.send(b"SSH-")
-        self.line("dropped a Unix socket's peer: its first bytes 5353482d are no channel's")
+        self.line("dropped a Unix socket's peer: it speaks SSH: its client has the wrong port")

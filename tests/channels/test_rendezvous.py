@@ -178,7 +178,7 @@ class AloneTests(RendezvousTestCase):
     def test_each_of_these_is_closed_without_a_word_and_with_one_line(self) -> None:
         world = FormedWorld()
         talk = RankClient(world.salt)
-        for what, data, said in (
+        table = (
             ("noise", RENDEZVOUS_MAGIC + b"\xff" * 40, "frame magic"),
             ("another salt", RENDEZVOUS_MAGIC + RankClient(bytes(16)).hello(0, "a")[4:], "does not verify"),
             ("another version", RankClient(world.salt, 2).hello(0, "a"), "version 2"),
@@ -187,12 +187,13 @@ class AloneTests(RendezvousTestCase):
             ("a Uid first", RENDEZVOUS_MAGIC + talk.frame(UID), "Uid out of its turn"),
             ("an endless frame", RENDEZVOUS_MAGIC + talk.hello(0, "a")[4:24] + b"\xff\xff\xff\xff", "over the limit"),
             ("a rank of another host", talk.hello(0, "b"), "'b' said it holds rank 0"),
-        ):
-            dial = world.controller.dial("10.9.9.9")
+        )
+        for number, (what, data, said) in enumerate(table):
+            dial = world.controller.dial(f"10.9.9.{number}")
             self.forget()
             dial.send(data)
             self.assert_alone(world, dial)
-            lines = [line for line in self.lines() if "10.9.9.9" in line]
+            lines = [line for line in self.lines() if f"10.9.9.{number}:" in line]
             self.assertEqual((what, len(lines), said in lines[0]), (what, 1, True), lines)
         for rank in OWNERS:
             Rank(world, rank)
