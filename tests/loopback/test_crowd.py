@@ -242,7 +242,7 @@ class Deadlines(ProcessTestCase):
     def setUp(self) -> None:
         self.controller = self.share("--min-rank-start", "1000000", scale=0.1)
 
-    def test_silent_and_half_said_dials_go_with_one_line_each(self) -> None:
+    def test_silent_and_half_said_dials_go_with_one_line_a_kind(self) -> None:
         before = loud_lines(self.controller)
         hello = SimulatedClient().hello(make_hello("never"))
         rows = (
@@ -258,12 +258,11 @@ class Deadlines(ProcessTestCase):
             self.assertTrue(ends(client), data)
         # Unscaled it would be 5 s and more.
         self.assertLess(time.monotonic() - begun, 5.0)
-        for client, (_, why) in zip(clients, rows, strict=True):
-            self.assertIn(why, self.controller.said(f"127.0.0.1:{client.getsockname()[1]}: "))
+        for why in dict.fromkeys(why for _, why in rows):
+            self.controller.said(why)
         new = loud_lines(self.controller)[len(before) :]
-        for client, (data, _) in zip(clients, rows, strict=True):
-            lines = [line for line in new if f"127.0.0.1:{client.getsockname()[1]}: " in line]
-            self.assertEqual(len(lines), 1, (data, lines))
+        for why in dict.fromkeys(why for _, why in rows):
+            self.assertEqual(len([line for line in new if why in line]), 1, new)
 
     def test_dribbling_requests_have_a_deadline_in_all(self) -> None:
         self.controller.state()
