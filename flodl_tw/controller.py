@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from flodl_tw.core.run_settings import RunSettings
-from flodl_tw.core.window import forming_text
+from flodl_tw.core.window import forming_text, opened_text
 from flodl_tw.core.wire import SALT_BYTES
 from flodl_tw.core.world import World
 from flodl_tw.deadlines import Wait, after, guarded
@@ -90,9 +90,9 @@ class Controller:
         self.run.window.open()
         window = self.settings.window
         _log.info(
-            "the join window is open for {window:g} s, with a hard cap of {cap:g} s, start {start}, "
+            "the join window is {until}, with a hard cap of {cap:g} s, start {start}, "
             "admission {admission}: {standing}",
-            window=window.window_secs,
+            until=opened_text(window),
             cap=window.cap_secs,
             start=window.start_mode.value,
             admission="credentialed" if self.credentialed else "open",

@@ -25,9 +25,10 @@ from twisted.python import usage
 from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.errors import SettingError
+from flodl_tw.core.log_text import shown
 from flodl_tw.core.phrases import join_commands
 from flodl_tw.core.run_settings import AfterRun
-from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument
+from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
 from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
@@ -56,6 +57,11 @@ class Options(usage.Options):
     def opt_allowed_host(self, name: str) -> None:
         """A name by which start, abort and check may be asked for; may be given again."""
         self["allowed-host"].append(name)
+
+    def parseArgs(self, *words: str) -> None:  # noqa: N802  Twisted's name
+        """There are no arguments, so the first is named; Twisted says that their number is wrong."""
+        if words:
+            raise usage.UsageError(f"{without_tokens(shown(words[0]))} stands alone: options begin with --")
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """Refuse an unknown option in one line, without the usage that Twisted would print before it."""

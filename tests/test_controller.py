@@ -48,6 +48,12 @@ class OperatorStartTests(PumpedTestCase):
         state = door.state()
         self.assertEqual((state["phase"], state["start_armed"]), ("training", True))
 
+    def test_the_log_says_of_the_window_what_status_says(self) -> None:
+        for mode, said in ((MANUAL, "is held for the operator's start"), (HYBRID, "is open for 300 s")):
+            self.forget()
+            ClockedController(window(start_mode=mode))
+            self.line(f"the join window {said}, with a hard cap of 600 s")
+
     def test_armed_without_a_quorum_until_the_cap_fails_and_stays_armed(self) -> None:
         door = ClockedController(window(min_rank_start=2, start_mode=MANUAL))
         dials = fill(door, 2)

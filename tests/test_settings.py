@@ -149,6 +149,13 @@ class OptionTests(SettingsTestCase):
                 "use --token-file or FLODL_JOIN_TOKEN",
             )
 
+    def test_an_argument_is_named_and_what_may_be_a_token_is_not(self) -> None:
+        for words, told in ((["29500"], "'29500'"), (["--port", "1", TOKEN_HEX, "x"], "'(not shown)'")):
+            with self.assertRaises(SystemExit) as caught:
+                Options().parseOptions(words)
+            line = f"flodl-controller: {told} stands alone: options begin with --; --help lists the options"
+            self.assertEqual(str(caught.exception), line)
+
     def test_a_variable_that_is_empty_is_an_unset_one(self) -> None:
         for name in ("FLODL_JOIN_TOKEN", "FLODL_NET_TIMEOUT_SCALE", "STATE_DIRECTORY"):
             with self.subTest(name):

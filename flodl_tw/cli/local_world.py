@@ -16,6 +16,7 @@ from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
 from flodl_tw.cli.terminal import run_to_end
+from flodl_tw.core.phrases import counted
 from flodl_tw.core.run_settings import RunSettings
 from flodl_tw.core.store.wire import StoreLimits
 from flodl_tw.core.tokens import TOKEN_VARIABLE
@@ -69,7 +70,7 @@ def run_world(
     ranks = len(choice.devices)
     if hosts > ranks:
         raise texts.wrong(
-            "hosts", f"there are {ranks} ranks, and each host needs one", "give fewer hosts, or more ranks"
+            "hosts", f"{counted(ranks, 'rank')} in all, and each host needs one", "give fewer hosts, or more ranks"
         )
     scale, _ = parse_scale(environ.get(SCALE_VARIABLE))
     settings, warnings = read_agent_settings(texts, program)

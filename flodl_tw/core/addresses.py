@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -68,26 +69,31 @@ def show_endpoint(host: str, port: int) -> str:
 
 DEFAULT_PORT: Final = 29500
 """Where a controller listens unless it is told otherwise."""
+HTTP_PORT: Final = 80
+"""What a URL without a port means."""
 FDL_PORT: Final = 1337
 """Where flodl's own launcher listens, and where its users' files point unless they name a port."""
 
 
 def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Host and port of ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` or a bare IPv6 address.
+    """Host and port of ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT``, a bare IPv6 address, or an http URL.
 
     Raises ValueError with a text that names what is wrong.
     """
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"{text!r} has no ] before its port: write [ADDRESS]:PORT")
+    given, default_port = _without_scheme(text, default_port)
+    if given.startswith("["):
+        host, bracket, rest = given[1:].partition("]")
+        if not bracket:
+            raise ValueError(f"{text!r} has no ] after its address: write [ADDRESS]:PORT")
+        if rest and not rest.startswith(":"):
+            raise ValueError(f"{text!r} has no : between its ] and its port: write [ADDRESS]:PORT")
         port = rest[1:] if rest else None
-    elif text.count(":") > 1:
-        host, port = text, None
+    elif given.count(":") > 1:
+        host, port = given, None
         if not is_address(host):
             raise ValueError(f"{text!r} has several colons and is no IPv6 address: write HOST or HOST:PORT")
     else:
-        host, colon, number = text.partition(":")
+        host, colon, number = given.partition(":")
         port = number if colon else None
     if not host or not host.isprintable() or any(map(str.isspace, host)) or len(host) > MAX_HOST_CHARS or "/" in host:
         raise ValueError(f"{text!r} names no host: write HOST or HOST:PORT")
@@ -96,6 +102,19 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, in
     if not (port.isascii() and port.isdecimal()) or len(port) > 5 or not 1 <= int(port) <= MAX_PORT:
         raise ValueError(f"{text!r} has the port {port[:20]!r}, the limits are 1 and {MAX_PORT}: write HOST:PORT")
     return host, int(port)
+
+
+def _without_scheme(text: str, default_port: int) -> tuple[str, int]:
+    """What names the host and the port of a URL that somebody has copied, and the port that it stands for without one.
+
+    Any other text is given back as it is.
+    """
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return text, default_port
+    if scheme.lower() != "http":
+        raise ValueError(f"{text!r} is a URL of another kind than http://: write HOST:PORT")
+    return re.split(r"[/?#]", rest, maxsplit=1)[0], HTTP_PORT
 
 
 def parse_backend(text: str) -> str | tuple[str, int]:

@@ -12,6 +12,8 @@ from flodl_tw.core.wire import SALT_BYTES
 TOKEN_VARIABLE: Final = "FLODL_JOIN_TOKEN"  # noqa: S105  a variable's name, no secret
 TOKEN_DIGITS: Final = 2 * SALT_BYTES
 HIDDEN: Final = "(not shown)"
+MAKE_ONE: Final = "make one with: flodl-tw token"
+"""The way out; a file that a shell redirects to is for others to read, and would be refused next."""
 _TOKEN = re.compile(rf"[0-9a-fA-F]{{{TOKEN_DIGITS}}}")
 _MAYBE = re.compile(r"[0-9a-fA-F]{24,}")
 
@@ -29,7 +31,7 @@ def parse_token(text: str, source: str, shown: str = HIDDEN) -> bytes:
         source,
         shown,
         f"a token is {TOKEN_DIGITS} hex digits, this is {len(token)} characters{others}",
-        "make one with: openssl rand -hex 16" + (", or unset it" if source == TOKEN_VARIABLE else ""),
+        MAKE_ONE + (", or unset it" if source == TOKEN_VARIABLE else ""),
     )
 
 

@@ -113,6 +113,13 @@ def cap_text(settings: WindowSettings) -> str:
     return text
 
 
+def opened_text(settings: WindowSettings) -> str:
+    """For how long a window that opens is open: the words go on after ``is``."""
+    if settings.start_mode is StartMode.MANUAL:
+        return "held for the operator's start"
+    return f"open for {settings.window_secs:g} s"
+
+
 def forming_text(settings: WindowSettings) -> str:
     """When a world will form, for people, and what would make it sooner or larger."""
     quorum, target, secs = settings.min_rank_start, settings.target_ranks, f"{settings.window_secs:g} s"
@@ -142,7 +149,7 @@ def verdict(settings: WindowSettings, now: Standing) -> Verdict:
     if settings.max_rejects and now.refused > settings.max_rejects:
         return Failed(
             f"too many refused hosts: {now.refused}, the limit is {settings.max_rejects} (--max-rejects); "
-            f"{now.joined_ranks} ranks had joined"
+            f"{counted(now.joined_ranks, 'rank')} had joined"
         )
     if now.armed and mode is not StartMode.AUTO and quorum:
         return Formed("operator start")
@@ -156,7 +163,7 @@ def verdict(settings: WindowSettings, now: Standing) -> Verdict:
         return None
     if quorum:
         return Failed(
-            f"the operator never started it: {now.joined_ranks} ranks were staged, but no start came within the "
+            f"the operator never started it: {counted(now.joined_ranks, 'rank')} staged, but no start came within the "
             f"hard cap ({cap_text(settings)}); start it sooner, or raise --max-join-timeout"
         )
     return Failed(

@@ -19,7 +19,7 @@ import yaml
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.fields import MAX_DIGITS
 from flodl_tw.core.log_text import SHOWN_CHARS, shortened, shown
-from flodl_tw.core.tokens import parse_token, without_tokens
+from flodl_tw.core.tokens import MAKE_ONE, parse_token, without_tokens
 from flodl_tw.options import Placed
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class Value:
     def token(self, shown: str = "") -> bytes:
         """The token; a scalar's text as it stands, since 32 decimal digits are a token as well."""
         if self.scalar is None:
-            raise self.location.error("it must be a text of 32 hex digits", "make one with: openssl rand -hex 16")
+            raise self.location.error("it must be a text of 32 hex digits", MAKE_ONE)
         return parse_token(self.scalar, str(self.location), shown)
 
     def items(self) -> list[Value]:

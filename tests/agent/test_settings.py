@@ -294,19 +294,18 @@ class TestToken(SettingsTestCase):
 
     def test_a_file_that_is_cut_short_or_open_to_others_is_refused_without_its_text(self) -> None:
         for text, mode, error in (
-            (TOKEN[:31], 0o600, "a token is 32 hex digits, this is 31 characters; make one with: openssl rand -hex 16"),
+            (TOKEN[:31], 0o600, "a token is 32 hex digits, this is 31 characters; make one with: flodl-tw token"),
             (
                 TOKEN + "0",
                 0o600,
-                "a token is 32 hex digits, this is 33 characters; make one with: openssl rand -hex 16",
+                "a token is 32 hex digits, this is 33 characters; make one with: flodl-tw token",
             ),
             (
                 "g" + TOKEN[1:],
                 0o600,
-                "a token is 32 hex digits, this is 32 characters with others among them; "
-                "make one with: openssl rand -hex 16",
+                "a token is 32 hex digits, this is 32 characters with others among them; make one with: flodl-tw token",
             ),
-            ("", 0o600, "a token is 32 hex digits, this is 0 characters; make one with: openssl rand -hex 16"),
+            ("", 0o600, "a token is 32 hex digits, this is 0 characters; make one with: flodl-tw token"),
             (TOKEN, 0o644, "others can read it (mode 0644), and a token is a credential; chmod 600 {}"),
             (TOKEN, 0o640, "others can read it (mode 0640), and a token is a credential; chmod 600 {}"),
         ):
@@ -336,7 +335,7 @@ class TestToken(SettingsTestCase):
                 self.assertEqual(
                     line,
                     f"FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is {len(text.strip())} characters; "
-                    "make one with: openssl rand -hex 16, or unset it",
+                    "make one with: flodl-tw token, or unset it",
                 )
 
 

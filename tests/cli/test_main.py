@@ -179,7 +179,7 @@ class TestSecrets(CommandTestCase):
                 self.assertEqual(
                     err,
                     "flodl-tw: FLODL_JOIN_TOKEN (not shown): a token is 32 hex digits, this is 30 characters; "
-                    "make one with: openssl rand -hex 16, or unset it\n",
+                    "make one with: flodl-tw token, or unset it\n",
                 )
 
     def test_a_token_file_is_named_and_its_text_is_not(self) -> None:

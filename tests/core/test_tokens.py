@@ -18,7 +18,7 @@ class ParseTests(unittest.TestCase):
             self.assertEqual(parse_token(text, "x"), bytes.fromhex(TOKEN))
 
     def test_what_is_none_is_counted_and_not_shown(self) -> None:
-        way_out = "make one with: openssl rand -hex 16"
+        way_out = "make one with: flodl-tw token"
         for text, source, error in (
             ("", "FILE", f"this is 0 characters; {way_out}"),
             (TOKEN[1:], "FILE", f"this is 31 characters; {way_out}"),

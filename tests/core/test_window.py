@@ -123,7 +123,7 @@ class TestVerdict(unittest.TestCase):
     def test_a_manual_window_that_nobody_started_fails_at_the_cap(self) -> None:
         judged = verdict(window(start_mode=MANUAL), Standing(5, CAP))
         assert isinstance(judged, Failed)
-        for part in ("the operator never started it", "5 ranks were staged", "(600 s)", "--max-join-timeout"):
+        for part in ("the operator never started it", "5 ranks staged", "(600 s)", "--max-join-timeout"):
             self.assertIn(part, judged.why)
 
     def test_a_command_that_is_printed_states_the_port(self) -> None:
@@ -244,6 +244,7 @@ COUNTDOWNS = (
 FORMING = (
     (AUTO, 1, None, "after 300 s with 1 or more; --target-ranks N has it form sooner, as soon as N are in"),
     (AUTO, 4, 4, "as soon as 4 ranks are in"),
+    (AUTO, 1, 1, "as soon as 1 rank is in"),
     (HYBRID, 4, 4, "as soon as 4 ranks are in, or at the operator's start with 4 or more"),
     (
         AUTO,

@@ -326,8 +326,8 @@ class WindowTests(ClusterFileTestCase):
             ("min_rank_start: !!int many", "is many: it is no whole number that can be read"),
             ("discovery: !!bool perhaps", "is perhaps: it must be true or false"),
             ("start: !mine auto", "is 'auto': it must be a text"),
-            ("token: abc", ": a token is 32 hex digits, this is 3 characters; make one with: openssl rand -hex 16"),
-            ("token: [1]", ": it must be a text of 32 hex digits; make one with: openssl rand -hex 16"),
+            ("token: abc", ": a token is 32 hex digits, this is 3 characters; make one with: flodl-tw token"),
+            ("token: [1]", ": it must be a text of 32 hex digits; make one with: flodl-tw token"),
         )
         for line, expected in table:
             with self.subTest(line):

@@ -65,9 +65,9 @@ BAD_OPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("--interface", "203.0.113.9"), ("--interface 203.0.113.9", "bound", "addresses")),
     (("--token-file", "no-such-file"), ("--token-file no-such-file", "No such file", "check")),
     (("--token-file", "."), ("--token-file .", "directory", "check")),
-    (("--token-file", "short"), ("--token-file short", "32 hex digits", "5 characters", "openssl rand -hex 16")),
-    (("--token-file", "not-hex"), ("--token-file not-hex", "32 hex digits", "openssl rand -hex 16")),
-    (("--token-file", "empty"), ("--token-file empty", "32 hex digits", "openssl rand -hex 16")),
+    (("--token-file", "short"), ("--token-file short", "32 hex digits", "5 characters", "flodl-tw token")),
+    (("--token-file", "not-hex"), ("--token-file not-hex", "32 hex digits", "flodl-tw token")),
+    (("--token-file", "empty"), ("--token-file empty", "32 hex digits", "flodl-tw token")),
     (("--token-file", "open-mode"), ("--token-file open-mode", "0644", "chmod 600 open-mode")),
     (("--token-file", "group-mode"), ("--token-file group-mode", "0640", "chmod 600 group-mode")),
     (("--token-file", "good", "--open-admission"), ("--open-admission", "--token-file", "drop")),
@@ -77,9 +77,9 @@ BAD_OPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 BAD_ENVIRONMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (" ", ("FLODL_JOIN_TOKEN", "32 hex digits", "0 characters", "openssl rand -hex 16")),
-    ("s3cret-that-nobody-sees", ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "openssl rand -hex 16")),
-    ("s3cret" + "z" * 26, ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "openssl rand -hex 16")),
+    (" ", ("FLODL_JOIN_TOKEN", "32 hex digits", "0 characters", "flodl-tw token")),
+    ("s3cret-that-nobody-sees", ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "flodl-tw token")),
+    ("s3cret" + "z" * 26, ("FLODL_JOIN_TOKEN", "(not shown)", "32 hex digits", "flodl-tw token")),
 )
 
 
