@@ -7,6 +7,8 @@ asks for one evaluation at the end of the reactor's turn.
 from __future__ import annotations
 
 import secrets
+from collections import deque
+from typing import Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,6 +22,8 @@ from flodl_tw.core.world import World
 from flodl_tw.deadlines import Wait, after, guarded
 from flodl_tw.run import Run, RunEnd
 
+PAST_RUNS: Final = 16
+"""Ends of earlier runs that are told: who asks once in a while shall not miss one."""
 _log = Logger()
 
 
@@ -42,8 +46,7 @@ class Controller:
         self.settings = settings
         self.token = token
         self.run = self._new_run()
-        self.last_outcome: str | None = None
-        """How the run before this one ended, for the page; None before the second run."""
+        self._past: deque[RunEnd] = deque(maxlen=PAST_RUNS)
         self._rearm = rearm
         self._turn_end: IDelayedCall | None = None
         self._window: Wait | None = None
@@ -52,6 +55,19 @@ class Controller:
     @property
     def credentialed(self) -> bool:
         return self.token is not None
+
+    @property
+    def last_outcome(self) -> str | None:
+        """How the run before this one ended, for the page; None before the second run."""
+        if not self._past:
+            return None
+        end = self._past[-1]
+        return end.phase.value if end.failure is None else f"{end.phase.value}: {end.failure}"
+
+    def why(self) -> dict[str, object]:
+        """The body of ``run.json``: the current run, and how the ones before it ended."""
+        past = [{"run_id": end.run_id, "phase": end.phase.value, "failure": end.failure} for end in self._past]
+        return {**self.run.why(), "previous": past}
 
     def when_formed(self) -> Deferred[World]:
         """Fires with the current run's world; with NoWorldError where that run ends without one."""
@@ -111,8 +127,7 @@ class Controller:
         self._watch_clock()
 
     def _next_run(self, last: Run) -> None:
-        end = last.end
-        self.last_outcome = end.phase.value if end.failure is None else f"{end.phase.value}: {end.failure}"
+        self._past.append(last.end)
         # A clock that runs is the old run's.
         self._stop_watching()
         self.run = self._new_run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from twisted.logger import Logger
@@ -38,7 +38,7 @@ from flodl_tw.once import Once
 SHIPPED_A_TURN: Final = 256
 """Envelopes written in one turn, so that a large world delays nobody else."""
 RUN_ID_BYTES: Final = 8
-"""Random bytes of a world's run id, where its members state none."""
+"""Random bytes of a run's id."""
 
 
 _log = Logger()
@@ -50,6 +50,7 @@ class RunEnd:
 
     phase: Phase
     failure: str | None = None
+    run_id: str = field(default="", compare=False)
 
 
 class ControlLink(Protocol):
@@ -72,6 +73,8 @@ class Run:
         self, settings: RunSettings, session_salt: bytes, seconds: Callable[[], float], happened: Callable[[], None]
     ) -> None:
         self.settings = settings
+        self.run_id = secrets.token_hex(RUN_ID_BYTES)
+        """Tells this run from every other; its ranks have it, too, where their members state none of their own."""
         self.session_salt = session_salt
         self.window = JoinWindow(settings, seconds)
         self.ledger = self.window.ledger
@@ -123,7 +126,7 @@ class Run:
     @property
     def end(self) -> RunEnd:
         """How the run ended; of one that has not, how it stands."""
-        return RunEnd(self.phase, self.failure)
+        return RunEnd(self.phase, self.failure, self.run_id)
 
     def secs_to_deadline(self) -> float | None:
         """Seconds until the clock alone may change the verdict, or None where it cannot."""
@@ -134,7 +137,7 @@ class Run:
         return views.state_json(self.window, self.phase, self._members_json.text(), is_open=self.is_open)
 
     def why(self) -> dict[str, object]:
-        return views.run_json(self.phase, self.failure, self.exits)
+        return views.run_json(self.run_id, self.phase, self.failure, self.exits)
 
     def refusal(self, offer: Offer) -> Refusal | None:
         """Why the offer would be refused now, or None.  Changes nothing."""
@@ -266,7 +269,7 @@ class Run:
         assignments = tuple(self.ledger.roster())
         salt = self.session_salt if self.settings.one_salt else secrets.token_bytes(SALT_BYTES)
         limits = self.settings.store
-        self.world = World(assignments, salt, self.settings.launch, self._run_id(), store=limits is not None)
+        self.world = World(assignments, salt, self.settings.launch, self._world_run_id(), store=limits is not None)
         if limits is not None:
             self.store = WorldStore((member for member, _ in assignments), self.world.world_size, self._seconds, limits)
         self._closed_phase = Phase.FORMING
@@ -291,10 +294,10 @@ class Run:
         if (shown := views.moved(assignments)) is not None:
             _log.info("hosts left the window, so ranks moved: {shown}", shown=shown)
 
-    def _run_id(self) -> str:
-        """The members' own, where they state one that an environment can hold; else a new one."""
+    def _world_run_id(self) -> str:
+        """The members' own, where they state one that an environment can hold; else this run's."""
         stated: str | None = self.ledger.expected(RUN_FACT)
-        return stated if stated and stated.isprintable() else secrets.token_hex(RUN_ID_BYTES)
+        return stated if stated and stated.isprintable() else self.run_id
 
     def _ship(self) -> None:
         assert self.world is not None

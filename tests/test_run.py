@@ -650,9 +650,9 @@ class WhyTests(PumpedTestCase):
         dial.messages()
         dial.send(dial.talk.reported(0, RankError("E", "boom", "")) + dial.talk.exited(0, 1))
         door.turn()
-        self.assertEqual(
-            door.controller.run.why(), {"phase": "waiting", "failure": None, "exited_ranks": 0, "rank_errors": []}
-        )
+        run_id = door.controller.run.run_id
+        why = {"run_id": run_id, "phase": "waiting", "failure": None, "exited_ranks": 0, "rank_errors": []}
+        self.assertEqual(door.controller.run.why(), why)
         self.assertEqual(door.controller.last_outcome, "failed: rank 0 of host 'gpu-a' exited with code 1 (E: boom)")
 
     def test_a_world_has_a_store_from_its_formation_on_where_there_is_one(self) -> None:

@@ -65,18 +65,20 @@ class ControllerClient:
         self._port = port
         self._token = token
 
-    def ask(self, method: str, path: str, body: object = None) -> Deferred[tuple[int, bytes]]:
+    def ask(
+        self, method: str, path: str, body: object = None, *, secs: float = ANSWER_SECS
+    ) -> Deferred[tuple[int, bytes]]:
         """The status and the body of an answer; the Deferred fails with AnswerError.
 
-        ``body`` is sent as JSON.  The token goes with a POST alone: what is
-        open to everybody needs none.
+        ``body`` is sent as JSON, and ``secs`` are what the whole answer may
+        take.  The token goes with a POST alone: what is open to everybody needs none.
         """
 
         def too_slow(result: object, seconds: float) -> NoReturn:
             raise self._no_answer(f"no whole answer within {seconds:g} s")
 
         asked = Deferred.fromCoroutine(self._ask(method, path, body))
-        return asked.addTimeout(ANSWER_SECS, self.clock, too_slow)
+        return asked.addTimeout(secs, self.clock, too_slow)
 
     def foreign(self, what: str) -> AnswerError:
         """What came is not a controller's, and why."""

@@ -52,7 +52,8 @@ REHEARSE_OPTIONS: Final = (
 )
 MODULES: Final = {
     **dict.fromkeys(("join", "run"), "worker"),
-    **dict.fromkeys(("status", "start", "abort"), "operator"),
+    **dict.fromkeys(("start", "abort"), "operator"),
+    **dict.fromkeys(("status", "wait"), "status"),
     **{name: name for name in ("rehearse", "token")},
 }
 """Where each command is a function of its name; imported when it is asked for: an agent needs no HTTP client."""
@@ -101,6 +102,7 @@ def make_parser() -> Parser:
     run.add_argument(f"--{VIEW_OPTION[0]}", action="store_true", default=None, help=VIEW_OPTION[1])
     for name, text in (
         ("status", "what the controller says of its run"),
+        ("wait", "wait for the end of the run: status 0 if it is done, 1 if it failed"),
         ("start", "close the join window: the operator's start"),
         ("abort", "end the run, on every host"),
         ("rehearse", "simulated hosts without GPUs, to try what watches a controller"),
@@ -110,7 +112,7 @@ def make_parser() -> Parser:
         if name == "status":
             sub.add_argument("--json", action="store_true", default=None, help="state.json as it is")
             sub.add_argument("--watch", action="store_true", default=None, help="again whenever it changes")
-        else:
+        elif name != "wait":
             _add(sub, (TOKEN_OPTION,))
         if name == "rehearse":
             _add(sub, REHEARSE_OPTIONS)

@@ -1,4 +1,4 @@
-"""What an operator asks of a running controller: ``status``, ``start``, ``abort``, and ``join --check``.
+"""What an operator asks of a running controller: ``start``, ``abort``, and ``join --check``.
 
 Each conversation prints its answer through ``say`` and gives the exit status;
 an AnswerError is what keeps it from one.
@@ -10,11 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from twisted.internet.task import deferLater
-
 from flodl_tw.cli import terminal
-from flodl_tw.cli.client import MAX_CHARS, REFUSED, AnswerError, ControllerClient, NoAnswerError, make_client
-from flodl_tw.cli.status_text import OPEN_PHASES, OVER_PHASES, state_lines, still, store_lines, why_lines
+from flodl_tw.cli.client import MAX_CHARS, REFUSED, AnswerError, ControllerClient, make_client
 from flodl_tw.core.fields import Fields, ShapeError, decode_object
 from flodl_tw.core.log_text import printable
 from flodl_tw.core.phrases import counted, rank_list
@@ -29,44 +26,31 @@ if TYPE_CHECKING:
 OK: Final = 0
 REFUSED_FOR_GOOD: Final = 2
 """Of ``check`` alone: no retry can fix it."""
-MISSES: Final = 3
-"""Questions in a row without an answer before a watched controller is gone."""
-WATCH_SECS: Final = 2.0
-"""Between two questions of a watch."""
-AFTER_RUN_HINT: Final = "it ends with its run, unless it has --after-run hold or rearm: its log has the run's end"
 
 Say = Callable[[str], object]
 Conversation = Callable[[ControllerClient, Say], Awaitable[int]]
 
 
-def status(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
-    """``status``, once or with ``--watch``."""
-    given = OptionReader(options, environ)
-    show = partial(show_status, as_json=given.flag("json"), watches=given.flag("watch"))
-    # A state is for everybody to read, so a token is not even looked for.
-    return _converse(terminal.controller_of(given), None, show)
-
-
 def start(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``start``: the operator's."""
     given = OptionReader(options, environ)
-    return _converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send_start)
+    return converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send_start)
 
 
 def abort(options: Mapping[str, object], program: list[str], environ: Mapping[str, str]) -> int:
     """``abort``, with a reason or without."""
     given = OptionReader(options, environ)
     send = partial(send_abort, reason=given.get("reason"))
-    return _converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send)
+    return converse(terminal.controller_of(given), given_token(given, terminal.say)[0], send)
 
 
 def check(settings: AgentSettings, choice: Choice) -> int:
     """``join --check``: whether the controller would admit this host."""
     hello = hello_to_json(settings.hello(choice.devices, choice.libtorch), 4)
-    return _converse(settings.controller, settings.token, partial(ask_check, hello=hello))
+    return converse(settings.controller, settings.token, partial(ask_check, hello=hello))
 
 
-def _converse(controller: tuple[str, int], token: bytes | None, conversation: Conversation) -> int:
+def converse(controller: tuple[str, int], token: bytes | None, conversation: Conversation) -> int:
     """Run one conversation with a controller to its exit status."""
     reactor = terminal.make_reactor()
     client = make_client(reactor, *controller, token)
@@ -86,61 +70,6 @@ async def told(client: ControllerClient, conversation: Conversation, say: Say, c
     except AnswerError as error:
         complain(str(error))
         return error.status
-
-
-async def show_status(client: ControllerClient, say: Say, *, as_json: bool, watches: bool) -> int:
-    """Print the state; ``watches``: again whenever it has changed, until the run is over or the controller has gone.
-
-    A countdown that counts is no change; one that has run out is.
-    """
-    last: Fields | None = None
-    misses = 0
-    while True:
-        try:
-            body, state = await _ask_state(client)
-        except NoAnswerError as error:
-            misses += 1
-            if last is None:
-                raise
-            if misses == MISSES:
-                gone = f"the controller has gone, its run was {printable(last.text('phase'), MAX_CHARS)}"
-                raise NoAnswerError(f"{gone}: {error}; {AFTER_RUN_HINT}") from None
-        else:
-            misses = 0
-            if last is None or still(state) != still(last):
-                lines = [body.decode("utf-8")] if as_json else state_lines(client.shown, state)
-                for line in lines if as_json or last is None else ["", *lines]:
-                    say(line)
-            last = state
-            if not watches or state.text("phase") in OVER_PHASES:
-                break
-        await deferLater(client.clock, WATCH_SECS)
-    if not as_json:
-        await _show_more(client, state, say)
-    return OK
-
-
-async def _ask_state(client: ControllerClient) -> tuple[bytes, Fields]:
-    code, body = await client.ask("GET", "/state.json")
-    if code != 200:
-        raise client.foreign(f"GET /state.json gets status {code}")
-    state = Fields(decode_object(body, "its state"), "its state's ")
-    state.text("phase")
-    return body, state
-
-
-async def _show_more(client: ControllerClient, state: Fields, say: Say) -> None:
-    """Why the run failed and what its store waits for, where a controller of ours tells."""
-    if state.text("phase") in OPEN_PHASES:
-        return
-    for path, read in (("/run.json", why_lines), ("/store.json", store_lines)):
-        try:
-            code, body = await client.ask("GET", path)
-        except NoAnswerError:
-            # What was asked for has been told; a controller may go once its run is over.
-            return
-        for line in read(decode_object(body, path[1:])) if code == 200 else ():
-            say(line)
 
 
 async def send_start(client: ControllerClient, say: Say) -> int:

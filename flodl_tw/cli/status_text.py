@@ -5,8 +5,11 @@ It comes from the network: every piece is checked, escaped and cut.  No Twisted 
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TextIO
 
 from flodl_tw.core.fields import Fields
 from flodl_tw.core.log_text import printable, shortened
@@ -22,6 +25,9 @@ OVER_PHASES: Final = ("done", "failed")
 COUNTDOWNS: Final = ("window_remaining_secs", "cap_remaining_secs")
 MOST_ERRORS: Final = 8
 """Exceptions of ranks, and keys that are waited for, that are shown."""
+
+
+_SPECIAL = re.compile(r"[^ -~\t\n]")
 
 
 def still(state: Fields) -> dict[str, object]:
@@ -63,11 +69,18 @@ def _facts(state: Fields) -> Iterator[tuple[str, str]]:
         yield "start", f"{printable(mode, 40)}, {'armed' if state.flag('start_armed') else 'not armed'}"
 
 
-def state_lines(shown: str, state: Fields) -> list[str]:
-    """The ``state.json`` of the run at ``shown``, line by line; ShapeError where it is none."""
-    phase = printable(state.text("phase"), 40)
-    meaning = f": {PHASES[phase]}" if phase in PHASES else ""
-    lines = [f"The run at {shown} is {phase}{meaning}."]
+def run_line(shown: str, phase: str, failure: str | None = None) -> str:
+    """Where the run at ``shown`` stands, and why it failed; what its phase means where nobody says more."""
+    meaning = printable(failure, 1000) if failure else PHASES.get(phase)
+    return f"The run at {shown} is {printable(phase, 40)}" + (f": {meaning}." if meaning else ".")
+
+
+def state_lines(shown: str, state: Fields, failure: str | None = None) -> list[str]:
+    """The ``state.json`` of the run at ``shown``, line by line; ShapeError where it is none.
+
+    ``failure`` is why the run failed, where ``run.json`` says it.
+    """
+    lines = [run_line(shown, state.text("phase"), failure)]
     lines += [f"  {label:<10}{text}" for label, text in _facts(state)]
     members = state.children("members")
     if members:
@@ -77,11 +90,29 @@ def state_lines(shown: str, state: Fields) -> list[str]:
     return lines
 
 
+def json_line(text: str, stream: TextIO) -> str:
+    """JSON as it came, in JSON's own escapes where the stream has no such character.
+
+    Escaped for a terminal is what would move its cursor, or turn its text around, too.
+    """
+    wide = codecs.lookup(stream.encoding).name == "utf-8"
+    if wide and not stream.isatty():
+        return text
+
+    def escaped(found: re.Match[str]) -> str:
+        character = found[0]
+        if character == "\r":
+            # Between JSON's values it is a space like any other.
+            return " "
+        return character if wide and character.isprintable() else json.dumps(character)[1:-1]
+
+    return _SPECIAL.sub(escaped, text)
+
+
 def why_lines(body: Mapping[str, object]) -> list[str]:
-    """Why the run failed, how many ranks have ended, and what they said of it, from ``run.json``."""
+    """What ranks said of their end, and how many have ended, from ``run.json``."""
     fields = Fields(body, "run.json's ")
-    failure = fields.optional("failure", fields.text)
-    lines = [] if failure is None else [f"failed: {printable(failure, 1000)}"]
+    lines = []
     for each in fields.children("rank_errors")[:MOST_ERRORS]:
         said = ": ".join(filter(None, (each.text("type"), each.text("message"))))
         where = each.text("line")

@@ -14,7 +14,7 @@ PHASES: Final = {
     "forming": "the verdict is taken, and the hosts are told",
     "training": "every host has its world",
     "done": "every rank has exited with 0",
-    "failed": "it was aborted, or not every rank exited with 0",
+    "failed": "it was aborted, no quorum came, or not every rank exited with 0",
 }
 """What each phase means."""
 

@@ -97,9 +97,9 @@ def state_json(window: JoinWindow, phase: Phase, members: str, *, is_open: bool)
     return f'{compact(head)[:-1]},"members":{members}}}'.encode()
 
 
-def run_json(phase: Phase, failure: str | None, exits: Exits | None) -> dict[str, object]:
-    """The body of ``run.json``: the phase, why the run failed, how many ranks ended, and what some died of."""
+def run_json(run_id: str, phase: Phase, failure: str | None, exits: Exits | None) -> dict[str, object]:
+    """What ``run.json`` says of one run: its phase, why it failed, how many ranks ended, and what some died of."""
     errors = {} if exits is None else exits.errors
     told = [{"rank": rank, **asdict(error)} for rank, error in sorted(errors.items())[:SHOWN_ERRORS]]
     exited = 0 if exits is None else exits.count
-    return {"phase": phase.value, "failure": failure, "exited_ranks": exited, "rank_errors": told}
+    return {"run_id": run_id, "phase": phase.value, "failure": failure, "exited_ranks": exited, "rank_errors": told}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from klein import Klein
+from twisted.internet import defer
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
@@ -22,6 +24,10 @@ from flodl_tw.web.actions import abort_run, check_hello, start_run
 from flodl_tw.web.answers import answer, answer_json, attempt_of
 from flodl_tw.web.page import POLICY, page
 
+HOLD_SECS: Final = 20
+"""What the answer to a question may wait for the end of a run."""
+MAX_HELD: Final = 256
+"""Answers that wait; one more is given at once."""
 Answered = Awaitable[bytes | None]
 Action = Callable[[Run, str, bytes], dict[str, object]]
 
@@ -42,6 +48,7 @@ class StatusResource:
     ) -> None:
         self.controller = controller
         self._ended = ended
+        self._held = 0
         name = socket.gethostname().lower()
         self._own_names = frozenset(
             {"localhost", name, name.partition(".")[0], *(host.lower() for host in allowed_hosts)}
@@ -54,9 +61,17 @@ class StatusResource:
         return answer(request, 200, self.controller.run.state_json())
 
     @app.route("/run.json", methods=["GET"])
-    def run(self, request: IRequest) -> Answered:
-        """What ``state.json`` has no key for: why the run failed, and of which exceptions its ranks died."""
-        return answer_json(request, 200, self.controller.run.why())
+    async def run(self, request: IRequest) -> bytes | None:
+        """What ``state.json`` has no key for: the run's id, why it failed, and of which exceptions its ranks died.
+
+        With ``?wait=RUN_ID`` the answer is held until that run is over, or for ``HOLD_SECS``.
+        """
+        if request.args.get(b"wait") == [self.controller.run.run_id.encode()] and self._held < MAX_HELD:
+            self._held += 1
+            with suppress(defer.TimeoutError, defer.CancelledError):
+                await self.controller.when_over().addTimeout(HOLD_SECS, self.controller.clock)
+            self._held -= 1
+        return await answer_json(request, 200, self.controller.why())
 
     @app.route("/store.json", methods=["GET"])
     def store(self, request: IRequest) -> Answered:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from flodl_tw.cli import main as cli
-from flodl_tw.cli import operator, rehearse, worker
+from flodl_tw.cli import operator, rehearse, status, worker
 from flodl_tw.core.errors import NotYetError
 
 TOKEN = "00112233445566778899aabbccddeeff"
@@ -125,7 +125,9 @@ class CommandTestCase(unittest.TestCase):
             calls.append((options, program, environ))
             return 7
 
-        module = {"join": worker, "run": worker, "rehearse": rehearse}.get(command, operator)
+        module = {"join": worker, "run": worker, "rehearse": rehearse, "status": status, "wait": status}.get(
+            command, operator
+        )
         with mock.patch.object(module, command, record):
             self.assertEqual(self.run_main(command, *words), (7, ""))
         return calls[0]
@@ -256,7 +258,7 @@ class TestWords(CommandTestCase):
         )
 
     def test_the_operator_s_commands_take_an_address_or_none(self) -> None:
-        for command in ("status", "start", "abort", "rehearse"):
+        for command in ("status", "wait", "start", "abort", "rehearse"):
             with self.subTest(command):
                 self.assertIsNone(self.called(command)[0]["address"])
                 self.assertEqual(self.called(command, "gpu-a:1")[0]["address"], "gpu-a:1")

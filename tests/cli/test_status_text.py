@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import unittest
 from typing import Any
 
 from flodl_tw.cli.status_text import (
     MOST_ERRORS,
     MOST_HOSTS,
+    json_line,
+    run_line,
     state_lines,
     store_lines,
     why_lines,
@@ -16,8 +20,24 @@ from flodl_tw.core.fields import Fields, ShapeError
 
 H100 = "NVIDIA H100 (80GB, sm_90)"
 NUL = "\x00"
+WILD = '{"host":"ü\x9b2J\u202e\U000e0001",\r\n"x":1}'
 COUNT = "it must be a whole number from 0 to 999999999999999999"
 WHOLES = "whole numbers from 0 to 999999999999999999"
+
+
+class Stream(io.StringIO):
+    """Standard output, of an encoding."""
+
+    def __init__(self, encoding: str, *, terminal: bool = False) -> None:
+        super().__init__()
+        self._encoding, self._terminal = encoding, terminal
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
 
 
 def a_member(host: str = "gpu-a", ranks: list[int] | None = None, **fields: Any) -> dict[str, Any]:
@@ -202,7 +222,6 @@ class WhyLinesTests(unittest.TestCase):
                 "rank 3 exited", an_error(), an_error(4, message=""), an_error(5, line=""), an_error(6, "", "", "")
             ),
             [
-                "failed: rank 3 exited",
                 "rank 3: ValueError: boom, at a.py:1 in f",
                 "rank 4: ValueError, at a.py:1 in f",
                 "rank 5: ValueError: boom",
@@ -218,16 +237,16 @@ class WhyLinesTests(unittest.TestCase):
 
     def test_all_of_it_is_escaped_cut_and_counted(self) -> None:
         lines = self.why("\x1b[2J" + "x" * 2000, *[an_error(n, message=NUL * 500) for n in range(MOST_ERRORS + 5)])
-        self.assertEqual(len(lines), 1 + MOST_ERRORS)
+        self.assertEqual(len(lines), MOST_ERRORS)
+        lines.append(run_line("gpu-a:1", "failed", "\x1b[2J" + "x" * 2000))
         for line in lines:
             self.assertTrue(line.isprintable(), line)
-            self.assertLessEqual(len(line), 1010)
-        self.assertTrue(lines[0].startswith("failed: \\x1b[2Jxxx"))
+            self.assertLessEqual(len(line), 1040)
+        self.assertTrue(lines[-1].startswith("The run at gpu-a:1 is failed: \\x1b[2Jxxx"))
 
     def test_another_shape_is_named(self) -> None:
         for body, where in (
             ({}, "run.json's rank_errors is missing: it must be a list"),
-            ({"failure": 7, "rank_errors": []}, "run.json's failure 7: it must be a text"),
             ({"rank_errors": [7]}, r"run.json's rank_errors\[0\] must be an object"),
             ({"rank_errors": [an_error(-1)]}, r"run.json's rank_errors\[0\].rank -1: it must be a whole number"),
             ({"rank_errors": [{"rank": 1}]}, r"run.json's rank_errors\[0\].type is missing"),
@@ -236,6 +255,23 @@ class WhyLinesTests(unittest.TestCase):
                 why_lines({"exited_ranks": 0, **body})
         with self.assertRaisesRegex(ShapeError, "run.json's exited_ranks 'many': it must be a whole number"):
             why_lines({"rank_errors": [], "exited_ranks": "many"})
+
+
+class JsonLineTests(unittest.TestCase):
+    """``status --json`` is JSON wherever it goes."""
+
+    def test_a_pipe_gets_the_body_as_it_is(self) -> None:
+        self.assertEqual(json_line(WILD, Stream("utf-8")), WILD)
+
+    def test_a_terminal_gets_escapes_for_what_would_move_its_cursor_or_turn_its_text(self) -> None:
+        line = json_line(WILD, Stream("UTF-8", terminal=True))
+        self.assertEqual(json.loads(line), json.loads(WILD))
+        self.assertEqual(line, '{"host":"ü\\u009b2J\\u202e\\udb40\\udc01", \n"x":1}')
+
+    def test_a_locale_without_the_characters_gets_escapes_too(self) -> None:
+        line = json_line(WILD, Stream("ascii"))
+        self.assertTrue(line.isascii())
+        self.assertEqual(json.loads(line), json.loads(WILD))
 
 
 class StoreLinesTests(unittest.TestCase):

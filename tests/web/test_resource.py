@@ -6,15 +6,16 @@ import json
 import os
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from twisted.logger import LogLevel
 
 from flodl_tw.core.reports import RankError
-from flodl_tw.core.run_settings import OnLoss
+from flodl_tw.core.run_settings import AfterRun, OnLoss
 from flodl_tw.core.store.wire import Opcode, StoreLimits
 from flodl_tw.core.window import StartMode
 from flodl_tw.limits import Limits
-from flodl_tw.testing import ClockedController, make_hello
+from flodl_tw.testing import ClockedController, FakeDial, make_hello
 from flodl_tw.web.page import page
 from tests.core.store.queries import HELLO, many, q
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
@@ -289,7 +290,15 @@ class WorldTests(StatusTestCase):
 
     def test_before_a_world_there_is_nothing_to_tell(self) -> None:
         self.assertEqual(
-            self.body("/run.json"), {"phase": "waiting", "failure": None, "exited_ranks": 0, "rank_errors": []}
+            self.body("/run.json"),
+            {
+                "run_id": self.door.controller.run.run_id,
+                "phase": "waiting",
+                "failure": None,
+                "exited_ranks": 0,
+                "rank_errors": [],
+                "previous": [],
+            },
         )
         self.assertEqual(self.body("/store.json"), {"store": None})
         self.assertNotIn("<h2>Store</h2>", self.request(PAGE).body.decode())
@@ -338,16 +347,69 @@ class WorldTests(StatusTestCase):
         self.assertEqual(
             self.body("/run.json", door),
             {
+                "run_id": door.controller.run.run_id,
                 "phase": "failed",
                 "failure": failure,
                 "exited_ranks": 1,
                 "rank_errors": [{"rank": 1, "type": "E", "message": "<script>&", "line": "a.py:1 in f"}],
+                "previous": [],
             },
         )
         text = self.request(PAGE, door=door).body.decode()
         self.assertIn("exited with code 1 (E: &lt;script&gt;&amp;, at a.py:1 in f)</p>", text)
         self.assertIn("<td>1 of 1, rank 1 with code 1 (E: &lt;script&gt;&amp;, at a.py:1 in f)</td>", text)
         self.assertNotIn("<script>", text)
+
+
+class HeldTests(StatusTestCase):
+    """``/run.json?wait=RUN_ID`` is answered when that run is over, or after a while."""
+
+    def held(self, door: ClockedController, run_id: str | None = None) -> FakeDial:
+        dial = door.dial("127.0.0.1")
+        dial.send(ask("GET", f"/run.json?wait={run_id or door.controller.run.run_id}"))
+        door.turn()
+        return dial
+
+    def told(self, dial: FakeDial) -> Any:
+        return json.loads(Answer(dial.received()).body)
+
+    def test_it_is_answered_when_the_run_is_over_though_the_next_one_is_open(self) -> None:
+        door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
+        run_id = door.controller.run.run_id
+        dials = [self.held(door) for _ in range(3)]
+        host = door.dial()
+        host.join()
+        door.turn()
+        self.assertEqual([dial.received() for dial in dials], [b"", b"", b""])
+        host.messages()
+        host.send(host.talk.exited(0, 1))
+        door.turn()
+        for dial in dials:
+            told = self.told(dial)
+            self.assertNotEqual(told["run_id"], run_id)
+            failure = "rank 0 of host 'gpu-a' exited with code 1"
+            self.assertEqual(told["previous"], [{"run_id": run_id, "phase": "failed", "failure": failure}])
+
+    def test_it_is_answered_after_a_while_and_when_the_controller_stops(self) -> None:
+        first = self.held(self.door)
+        self.door.clock.advance(20)
+        self.assertEqual(self.told(first)["phase"], "waiting")
+        second = self.held(self.door)
+        self.door.controller.stop()
+        self.assertEqual(self.told(second)["phase"], "failed")
+
+    def test_no_other_id_and_no_crowd_is_waited_for(self) -> None:
+        self.assertEqual(self.told(self.held(self.door, "other"))["phase"], "waiting")
+        with mock.patch("flodl_tw.web.resource.MAX_HELD", 2):
+            dials = [self.held(self.door) for _ in range(3)]
+            self.assertEqual([bool(dial.received()) for dial in dials], [False, False, True])
+
+    def test_one_who_hangs_up_makes_room(self) -> None:
+        with mock.patch("flodl_tw.web.resource.MAX_HELD", 1):
+            self.held(self.door).reset()
+            self.door.turn()
+            self.assertEqual(self.held(self.door).received(), b"")
+        self.assertEqual(self.flushLoggedErrors(), [])
 
 
 class LimitTests(StatusTestCase):
