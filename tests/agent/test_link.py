@@ -320,6 +320,7 @@ class TestAgainstOurController(PumpedTestCase):
         self.assertEqual(
             door.controller.run.why(),
             {
+                "run_id": door.controller.run.run_id,
                 "phase": "failed",
                 "failure": reason,
                 "exited_ranks": 1,
