@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -148,7 +148,7 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
         max_pending_per_host=given.whole("max-pending-per-host", 1, MAX_COUNT, default.max_pending_per_host),
         allowed_hosts=_allowed_hosts(given),
         state_dir=Path(state_dir).absolute() if state_dir else None,
-        warnings=(*warnings, *_readable_token(given, cluster)),
+        warnings=(*warnings, *_readable_token(given, cluster), *(() if cluster is None else cluster.notes)),
     )
 
 
@@ -224,9 +224,9 @@ def _launch(given: OptionReader, cluster: ClusterFile | None) -> LaunchSettings:
     if given.get("control") is not None:
         ceiling = given.whole("frame-ceiling", 4096, 1 << 40, RelaySettings().frame_ceiling)
         relay = RelaySettings(data_channel=given.get("data") is not None, frame_ceiling=ceiling)
-    share = None if cluster is None else cluster.gpu_ram_share
     roster = {} if cluster is None else cluster.roster
-    walk_in = WorkerFields(nccl_socket_ifname=given.text("nccl-socket-ifname") or "", gpu_ram_share=share)
+    walk_in = WorkerFields() if cluster is None else cluster.walk_in
+    walk_in = replace(walk_in, nccl_socket_ifname=given.text("nccl-socket-ifname") or "")
     return LaunchSettings(roster, walk_in, relay)
 
 

@@ -236,13 +236,15 @@ class Agent:
             f"the world has formed: {counted(assignment.world_size, 'rank')} on "
             f"{counted(assignment.num_workers, 'host')}, here {rank_list(assignment.ranks)}"
         )
-        names = stale(self.environ, assignment)
+        names = stale(self.environ, assignment, own_store=self.settings.own_store)
         if names:
             self.say(f"variables that were set already are replaced or removed for the ranks: {', '.join(names)}")
         if assignment.group is None:
             self.say("the controller is flodl's own: ranks get flodl's variables, and none of torchrun's")
         elif assignment.group.heartbeats:
             link.beat()
+        if self.settings.own_store and not (assignment.group and assignment.group.rank0_address):
+            self.say("the controller does not tell where rank 0 is: MASTER_ADDR stays as it is set")
         self.sink.mend()
         started = self.reactor.seconds()
         make = partial(Children, self.reactor, self.guardian, self.sink, self.settings.stop_grace, say=self.say)

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from flodl_tw.core.fields import Fields, compact, decode_hex_object
+from flodl_tw.core.addresses import is_address
+from flodl_tw.core.fields import Fields, ShapeError, compact, decode_hex_object
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
 from flodl_tw.core.messages import WorldFormed
+from flodl_tw.core.world import wrong_environ
 
 CLUSTER_VARIABLE: Final = "FLODL_INTERNAL_CLUSTER_JSON"
 RELAY_VARIABLE: Final = "FLODL_INTERNAL_RELAY_JSON"
@@ -31,6 +33,8 @@ class Group:
 
     ``store``: it serves torch's store on its port; ``reports``: it takes the
     exceptions that ranks died of; ``heartbeats``: it takes those on the link.
+    ``rank0_address`` is where the host of rank 0 is, ``environ`` what the
+    operator gives to ranks that have no other.
     """
 
     group_rank: int
@@ -39,6 +43,8 @@ class Group:
     store: bool = False
     reports: bool = False
     heartbeats: bool = False
+    rank0_address: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,23 @@ def _group(fields: Fields) -> Group | None:
     if "\0" in run_id:
         raise group.wrong("run_id", "a text without NUL")
     flags = {name: group.flag(name) for name in ("store", "reports", "heartbeats")}
-    return Group(rank, size, run_id, **flags)
+    return Group(rank, size, run_id, **flags, rank0_address=_rank0_address(group), environ=_environ(group))
+
+
+def _rank0_address(group: Fields) -> str:
+    address = group.optional("rank0_address", group.text) or ""
+    if address and not is_address(address):
+        raise group.wrong("rank0_address", "a numeric address")
+    return address
+
+
+def _environ(group: Fields) -> Mapping[str, str]:
+    given = group.optional("environ", group.child)
+    environ = {} if given is None else {name: given.text(name) for name in given.values}
+    wrong = wrong_environ(environ)
+    if wrong is not None:
+        raise ShapeError(f"the envelope's {GROUP_KEY}.environ cannot be used: {wrong}")
+    return environ
 
 
 def _encode(value: Mapping[str, object], what: str, variable: str) -> str:

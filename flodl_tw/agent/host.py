@@ -82,7 +82,15 @@ class HostRun:
             view = GpuView.OWN if assignment.group is None else self.settings.gpu_view
             for index, rank in enumerate(assignment.ranks):
                 mask, local = rank_view(self.devices, index, view)
-                environ = rank_environ(self.environ, assignment, index, mask, self._errors.path(rank), local_rank=local)
+                environ = rank_environ(
+                    self.environ,
+                    assignment,
+                    index,
+                    mask,
+                    self._errors.path(rank),
+                    local_rank=local,
+                    own_store=self.settings.own_store,
+                )
                 prefix = f"[{assignment.host}:r{rank}] "
                 child = self.children.start(prefix, words, environ, self.logs.files(rank))
                 self._ranks[child] = index

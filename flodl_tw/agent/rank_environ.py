@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from flodl_tw.agent.assignment import CLUSTER_VARIABLE, RELAY_VARIABLE, Assignment, Group
 
@@ -24,6 +25,9 @@ _STALE_PREFIXES = (
 _TUNING_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_")
 _IDENTITY_PREFIXES = ("OMPI_MCA_ess_", "OMPI_MCA_orte_ess_")
 """The parameters of Open MPI by which its mpirun says to a process which one it is; the others are tuning."""
+_GIVEN = frozenset({"FLODL_HOST_NAME", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
+OWN_STORE_PORT: Final = "29501"
+"""MASTER_PORT where rank 0 has torch's store and nobody has said which; beside the controller's, where both are."""
 _STORE = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"})
 """Where a program's own rendezvous is: the operator's to set, unless the controller has a store."""
 
@@ -36,14 +40,17 @@ def rank_environ(
     error_file: str | None = None,
     *,
     local_rank: int | None = None,
+    own_store: bool = False,
 ) -> dict[str, str]:
     """The environment of the host's rank ``index``, which sees the GPUs of ``mask``.
 
     The world's salt is in it, inside the envelope: the rank needs it.
     ``error_file`` is where the rank may leave the exception that it dies of,
-    and ``local_rank`` what LOCAL_RANK is, if not ``index``.
+    and ``local_rank`` what LOCAL_RANK is, if not ``index``.  With
+    ``own_store`` rank 0 has torch's store.  ``base`` wins over the operator's.
     """
-    environ = _cleared(base)
+    given = {} if assignment.group is None else assignment.group.environ
+    environ = _cleared({**{name: text for name, text in given.items() if not is_per_rank(name)}, **base})
     environ |= {
         CLUSTER_VARIABLE: assignment.envelope_hex,
         "FLODL_INTERNAL_LOCAL_RANK": str(index),
@@ -55,6 +62,8 @@ def rank_environ(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if assignment.group is not None:
         environ |= _torchrun(assignment, assignment.group, index)
+        if assignment.group.rank0_address:
+            environ["FLODL_TW_RANK0_ADDR"] = assignment.group.rank0_address
         if local_rank is not None:
             environ["LOCAL_RANK"] = str(local_rank)
         if assignment.interface:
@@ -64,7 +73,14 @@ def rank_environ(
             environ.setdefault("OMP_NUM_THREADS", "1")
     if error_file is not None:
         environ["TORCHELASTIC_ERROR_FILE"] = error_file
-    return environ | _store(assignment)
+    if own_store:
+        environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    return environ | _store(assignment, environ, own_store=own_store)
+
+
+def is_per_rank(name: str) -> bool:
+    """Whether each rank gets a variable of its own by this name, or none."""
+    return name in _GIVEN or name in _OURS or name.startswith(_OUR_PREFIXES) or _is_stale(name)
 
 
 def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str, str]:
@@ -72,15 +88,18 @@ def relay_environ(base: Mapping[str, str], spec_hex: str, host: str) -> dict[str
     return _cleared(base) | {RELAY_VARIABLE: spec_hex, "FLODL_HOST_NAME": host}
 
 
-def stale(base: Mapping[str, str], assignment: Assignment) -> list[str]:
+def stale(base: Mapping[str, str], assignment: Assignment, *, own_store: bool = False) -> list[str]:
     """The variables that somebody set before us and that children get from us or not at all, sorted."""
-    ours = _store(assignment)
+    ours = _store(assignment, base, own_store=own_store)
     return sorted(name for name, value in base.items() if _is_stale(name) or ours.get(name, value) != value)
 
 
-def _store(assignment: Assignment) -> dict[str, str]:
-    """Where the world's store is, if it has one: the controller, as this host dialed it."""
-    if assignment.group is None or not assignment.group.store:
+def _store(assignment: Assignment, environ: Mapping[str, str], *, own_store: bool) -> dict[str, str]:
+    """Where the world's store is, if it has one: the controller, as this host dialed it, or rank 0's host."""
+    group = assignment.group
+    if group is not None and own_store and group.rank0_address:
+        return {"MASTER_ADDR": group.rank0_address, "MASTER_PORT": environ.get("MASTER_PORT") or OWN_STORE_PORT}
+    if group is None or own_store or not group.store:
         return {}
     host, port = assignment.controller
     return {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

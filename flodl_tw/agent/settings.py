@@ -58,6 +58,8 @@ class AgentSettings:
     log_dir: Path | None = None
     scale: float = 1.0
     gpu_view: GpuView = GpuView.ALL
+    own_store: bool = False
+    """Whether torch's store is rank 0's own, on its host, and not the controller's."""
 
     @property
     def endpoint(self) -> str:
@@ -195,6 +197,7 @@ def read_agent_settings(
         stop_grace=given.decimal("stop-grace", MAX_GRACE, DEFAULT_GRACE),
         log_dir=_log_dir(given),
         scale=scale,
+        own_store=given.choice("master-addr", {"controller": False, "rank0": True}, False),
     )
     if given.flag("virtual-local-rank"):
         settings = replace(settings, gpu_view=GpuView.VIRTUAL)

@@ -119,7 +119,7 @@ class JoinProtocol(FramedProtocol):
             self._reject(key, refusal, self.peeker.peer, self.peeker.endpoint)
             return
         assert hello is not None
-        outcome = self.run.hello(Offer(hello, frame.version, self.peeker.address.shown), self)
+        outcome = self.run.hello(Offer(hello, frame.version, self.peeker.address.shown, self.peeker.dialed[0]), self)
         if isinstance(outcome, Refusal):
             host = f"host {quoted(hello.host)} at {self.peeker.peer}"
             self._reject(key, outcome, host, host)

@@ -28,7 +28,7 @@ from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 
 LOOPBACK: Final = "127.0.0.1"
-OPTIONS: Final = ("nproc", "hosts", "devices", "virtual-local-rank", "stop-grace", "log-dir")
+OPTIONS: Final = ("nproc", "hosts", "devices", "virtual-local-rank", "master-addr", "stop-grace", "log-dir")
 """The options of ``run``: those of ``join`` that the environment may hold say nothing of a world in one process."""
 
 

@@ -40,6 +40,11 @@ DEVICE_OPTIONS: Final = (
 )
 VIEW_OPTION: Final = ("virtual-local-rank", "each rank sees one GPU alone, as device 0, and LOCAL_RANK is 0")
 RANK_OPTIONS: Final = (
+    (
+        "master-addr",
+        "WHO",
+        "what MASTER_ADDR is: controller, or rank0, with torch's own store there [default: controller]",
+    ),
     ("stop-grace", "SECS", "from SIGTERM to SIGKILL, when ranks are to end [default: 30]"),
     ("log-dir", "FOLDER", "where each rank's output goes, too: rank.NNN.out and rank.NNN.err"),
 )

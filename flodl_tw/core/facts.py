@@ -17,11 +17,12 @@ _AMD = re.compile(r"(rocm|gfx)[0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A hello with what the connection knows of it: the version spoken and the peer's address."""
+    """A hello with what the connection knows of it: the version spoken, the peer's address and ours that it dialed."""
 
     hello: Hello
     version: int
     address: str
+    dialed: str = ""
 
 
 def gpu_vendor(libtorch: str) -> str | None:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from flodl_tw.core.addresses import classify
 from flodl_tw.core.fields import compact
 from flodl_tw.core.ledger import Member
+from flodl_tw.core.log_text import shown
+from flodl_tw.core.tokens import without_tokens
 
 FRAME_CEILING: Final = 1 << 30
 """Bytes of the largest frame that a relay passes on, unless the operator says otherwise."""
+
+
+MAX_ENVIRON_BYTES: Final = 16 * 1024
+"""What the operator's variables for a host's ranks may have in all; the envelope goes into one of them itself."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def wrong_environ(environ: Mapping[str, str]) -> str | None:
+    """What is wrong with an operator's variables for ranks, in words; None where nothing is."""
+    for name, text in environ.items():
+        if not _VARIABLE.fullmatch(name):
+            return f"{shown(without_tokens(name))} is no name of a variable: letters, digits and _"
+        if "\0" in text:
+            return f"{shown(name)} has a NUL in its value"
+    size = sum(len(name) + len(text.encode()) for name, text in environ.items())
+    return f"it has {size} bytes, the limit is {MAX_ENVIRON_BYTES}" if size > MAX_ENVIRON_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +38,7 @@ class WorkerFields:
     """What the operator says of one host; empty for a walk-in.
 
     ``gpu_ram_share`` is in (0, 1].  Fields that are None are left out.
+    ``environ`` is for the ranks of our own agents.
     """
 
     nccl_socket_ifname: str = ""
@@ -25,11 +46,13 @@ class WorkerFields:
     arch: str | None = None
     data_path: str | None = None
     gpu_ram_share: float | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """The keys of the envelope's ``worker`` that the operator gives."""
         # asdict() copies each value, which takes a tenth of a join.
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        names = [name for name in self.__slots__ if name != "environ"]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +87,23 @@ class World:
     run_id: str = ""
     store: bool = False
     world_size: int = field(init=False)
+    rank0_address: str = field(init=False)
+    """Where the host of rank 0 is, as the others can reach it: loopback only where every host dialed that."""
     _group_ranks: Mapping[Member, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "world_size", sum(len(ranks) for _, ranks in self.assignments))
         object.__setattr__(self, "_group_ranks", {member: index for index, (member, _) in enumerate(self.assignments)})
+
+        object.__setattr__(self, "rank0_address", self._rank0_address())
+
+    def _rank0_address(self) -> str:
+        offers = [member.offer for member, _ in self.assignments]
+        if offers and classify(offers[0].address).loopback:
+            # It is on our own machine, which the others have dialed.
+            away = (offer.dialed for offer in offers if not classify(offer.address).loopback)
+            return next(away, offers[0].address)
+        return offers[0].address if offers else ""
 
     def envelope_hex(self, member: Member, ranks: range, dial_host: str, port: int) -> str:
         """What WorldFormed carries to one host: lower-case hex of UTF-8 JSON.
@@ -96,6 +131,8 @@ class World:
                 "store": self.store,
                 "reports": True,
                 "heartbeats": True,
+                "rank0_address": self.rank0_address,
+                "environ": dict(fields.environ),
             },
         }
         return _hex(envelope)

@@ -6,14 +6,15 @@ judged where the options are, which win over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
+from flodl_tw.agent.rank_environ import is_per_rank
 from flodl_tw.core.addresses import FDL_PORT
 from flodl_tw.core.window import StartMode
-from flodl_tw.core.world import WorkerFields
+from flodl_tw.core.world import WorkerFields, wrong_environ
 from flodl_tw.fdl.yaml_document import read_document
 from flodl_tw.fdl.yaml_nodes import Block, Value
 from flodl_tw.options import Placed, by_word
@@ -22,6 +23,10 @@ MAX_RANK: Final = 1 << 31
 MAX_DEVICE: Final = 255
 FDL_KEYS: Final = ("description", "commands", "join", "publish", "inherit-from")
 """What else stands at the top of an fdl.yml."""
+CONTROLLERS_OWN: Final = ("path", "docker", "arch", "data_path")
+WORKERS_OWN: Final = ("ssh", "docker")
+"""Keys for what flodl does itself: it starts its own programs, by ssh and in containers."""
+SHOWN_UNUSED: Final = 8
 KNOWN_KEYS: Final = {
     level: keys.split()
     for level, keys in {
@@ -40,15 +45,17 @@ KNOWN_KEYS: Final = {
 class ClusterFile:
     """All that the file says: option texts by long name, and what no option takes.
 
-    ``roster`` is what each worker is sent, by host; the fleet's share of
-    memory is a worker's own where it has none.
+    ``roster`` is what each worker is sent, by host, and ``walk_in`` any
+    other: the fleet's share of memory and variables are a worker's where it
+    has no own.  ``notes`` are lines for people.
     """
 
     options: Mapping[str, Placed]
     roster: Mapping[str, WorkerFields]
     token: bytes | None = field(repr=False)
     open_admission: bool
-    gpu_ram_share: float | None
+    walk_in: WorkerFields
+    notes: tuple[str, ...] = ()
 
 
 def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
@@ -56,14 +63,17 @@ def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
 
     Nothing is opened but the file, and no option's default is filled in but the port's, the quorum and the target.
     """
-    cluster = _cluster_block(read_document(path, "--cluster", "cluster"))
+    root = read_document(path, "--cluster", "cluster")
+    cluster = _cluster_block(root)
     needed = cluster.need("controller", "it has the host, the port and the join block")
     controller = needed.block(KNOWN_KEYS["controller"])
     controller.need("host", "give the name or address that workers dial").text()
     join = controller.get("join", lambda value: value.block(KNOWN_KEYS["join"]))
     join = join or Block(controller.location.below("join", controller.location.line), {})
     discovery = bool(join.get("discovery", Value.flag))
-    share = cluster.get("gpu_ram_share", Value.share)
+    walk_in = WorkerFields(
+        gpu_ram_share=cluster.get("gpu_ram_share", Value.share), environ=cluster.get("env", _environ) or {}
+    )
     workers = [item.block(KNOWN_KEYS["worker"]) for item in cluster.get("workers", Value.items) or []]
     if not workers and not discovery:
         raise cluster.missing("workers", "list one or more, or set controller.join.discovery: true")
@@ -72,7 +82,7 @@ def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
         host = worker.need("host", "give the name that the worker joins with")
         if host.text() in roster:
             raise host.error("another worker has this host, too", "give each worker its own")
-        roster[host.text()] = _fields(worker, share)
+        roster[host.text()] = _fields(worker, walk_in)
     ranks = _ranks(cluster, workers)
     options = {
         "port": Placed(str(FDL_PORT), str(controller.location)),
@@ -83,7 +93,31 @@ def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
     if join.get("tunnel_only", Value.flag) or (tunnels and all(tunnels)):
         options["interface"] = Placed("127.0.0.1", str(join.location))
     open_admission = bool(join.get("open_admission", Value.flag))
-    return ClusterFile(options, roster, join.get("token", Value.token), open_admission, share)
+    notes = tuple(_notes(root, cluster, [(controller, CONTROLLERS_OWN), *((each, WORKERS_OWN) for each in workers)]))
+    return ClusterFile(options, roster, join.get("token", Value.token), open_admission, walk_in, notes)
+
+
+def _environ(value: Value) -> dict[str, str]:
+    environ = {name: text.plain() for name, text in value.entries().items()}
+    wrong = wrong_environ(environ)
+    if wrong is not None:
+        raise value.location.error(f"these cannot be a rank's variables: {wrong}", "mend it, or drop it")
+    return {name: text for name, text in environ.items() if not is_per_rank(name)}
+
+
+def _notes(root: Value, cluster: Block, blocks: Sequence[tuple[Block, Sequence[str]]]) -> Iterator[str]:
+    """What of the file comes to nothing, with its lines."""
+    inherits = root.entries().get("inherit-from")
+    if inherits is not None and inherits.kind != "null":
+        yield f"{inherits.location}: it is not merged: what the controller is to know stands in this file alone"
+    unused = [block.values[key].location for block, keys in blocks for key in keys if key in block.values]
+    for block in (cluster, *(block for block, _ in blocks)):
+        named = block.get("env", Value.entries) or {}
+        unused += [value.location for name, value in named.items() if is_per_rank(name)]
+    if unused:
+        shown = ", ".join(f"{place.path} (line {place.line})" for place in unused[:SHOWN_UNUSED])
+        more = f" and {len(unused) - SHOWN_UNUSED} more" if len(unused) > SHOWN_UNUSED else ""
+        yield f"{root.location.file}: flodl-tw has no use for {shown}{more}"
 
 
 def _cluster_block(root: Value) -> Block:
@@ -96,15 +130,20 @@ def _cluster_block(root: Value) -> Block:
     return root.block([*KNOWN_KEYS["cluster"], "cluster"])
 
 
-def _fields(worker: Block, share: float | None) -> WorkerFields:
+def _fields(worker: Block, fleet: WorkerFields) -> WorkerFields:
     worker.get("ssh", lambda value: value.block(KNOWN_KEYS["ssh"]))
     own = worker.get("gpu_ram_share", Value.share)
+    environ = {**fleet.environ, **(worker.get("env", _environ) or {})}
+    wrong = wrong_environ(environ)
+    if wrong is not None:
+        raise worker.values["env"].location.error(f"with the cluster's {wrong}", "give fewer variables")
     return WorkerFields(
         nccl_socket_ifname=worker.need("nccl_socket_ifname", "name the interface that NCCL uses there").text(),
         path=worker.need("path", "give the project's folder on that host").text(),
         arch=worker.get("arch", Value.text),
         data_path=worker.get("data_path", Value.text),
-        gpu_ram_share=share if own is None else own,
+        gpu_ram_share=fleet.gpu_ram_share if own is None else own,
+        environ=environ,
     )
 
 

@@ -75,11 +75,15 @@ def read_join_file(path: str, option: str) -> JoinFile:
     warning = readable_token(option, path) if "token" in block.values else None
     unused = [key for key in block.values if key in UNUSED]
     note = f"{block.location}: flodl-tw has no use for {', '.join(unused)}" if unused else None
+    inherits = root.entries().get("inherit-from")
+    merged = None
+    if inherits is not None and inherits.kind != "null":
+        merged = f"{inherits.location}: it is not merged: what this worker is to know stands in this file alone"
     return JoinFile(
         block=block,
         texts=block.options(_OPTIONS),
         args=tuple(item.plain() for item in block.get("args", Value.items) or ()),
-        notes=tuple(line for line in (note, warning) if line is not None),
+        notes=tuple(line for line in (note, merged, warning) if line is not None),
     )
 
 

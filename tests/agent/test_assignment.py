@@ -143,6 +143,22 @@ class EnvelopeTests(unittest.TestCase):
                 assert group is not None
                 self.assertIs(group.reports, right)
 
+    def test_rank_0_is_where_the_group_says_if_that_is_an_address(self) -> None:
+        for address in ("10.0.0.1", "fd00::1", "fe80::1%eth0", ""):
+            group = read(hexed(envelope(flodl_tw={**GROUP, "rank0_address": address}))).group
+            assert group is not None
+            self.assertEqual(group.rank0_address, address)
+        for wrong in ("gpu-a", "10.0.0.1:1", 7):
+            self.assertIn("rank0_address", self.refused(hexed(envelope(flodl_tw={**GROUP, "rank0_address": wrong}))))
+
+    def test_the_operators_variables_are_texts_under_names_that_variables_have(self) -> None:
+        group = read(hexed(envelope(flodl_tw={**GROUP, "environ": {"A": "b c", "_": ""}}))).group
+        assert group is not None
+        self.assertEqual(group.environ, {"A": "b c", "_": ""})
+        for wrong in ([], {"A": 1}, {"A=": "b"}, {"A": "\0"}, {"A": "x" * 20_000}):
+            with self.subTest(wrong=str(wrong)[:20]):
+                self.assertIn("environ", self.refused(hexed(envelope(flodl_tw={**GROUP, "environ": wrong}))))
+
     def test_our_controller_takes_reports(self) -> None:
         ledger = Ledger()
         ledger.enter(Offer(Hello("b", b"\0\1", (), "", bytes(32)), 4, "10.0.0.1"), 0.0)
@@ -150,7 +166,8 @@ class EnvelopeTests(unittest.TestCase):
             world = World(tuple(ledger.roster()), bytes.fromhex(SALT), run_id="night 7", store=store)
             member, ranks = world.assignments[0]
             group = read(world.envelope_hex(member, ranks, "head", 1)).group
-            self.assertEqual(group, Group(0, 1, "night 7", store=store, reports=True, heartbeats=True))
+            right = Group(0, 1, "night 7", store=store, reports=True, heartbeats=True, rank0_address="10.0.0.1")
+            self.assertEqual(group, right)
 
     def test_what_is_missing_or_of_a_wrong_type_is_named(self) -> None:
         wrong: dict[str, tuple[Any, ...]] = {

@@ -6,7 +6,7 @@ import unittest
 from dataclasses import replace
 
 from flodl_tw.agent.assignment import Assignment, Group
-from flodl_tw.agent.rank_environ import rank_environ, relay_environ, stale
+from flodl_tw.agent.rank_environ import is_per_rank, rank_environ, relay_environ, stale
 
 TOKEN = "ffeeddccbbaa99887766554433221100"
 
@@ -138,6 +138,43 @@ class RankTests(unittest.TestCase):
     def test_local_rank_is_the_index_unless_it_is_said_and_flodls_is_always(self) -> None:
         environ = rank_environ({}, self.stored, 1, "5", local_rank=0)
         self.assertEqual((environ["LOCAL_RANK"], environ["FLODL_INTERNAL_LOCAL_RANK"]), ("0", "1"))
+
+    def test_the_operators_variables_are_there_unless_the_rank_has_its_own(self) -> None:
+        group = Group(
+            1, 2, "id", environ={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4", "A": "", "MASTER_ADDR": "head"}
+        )
+        told = replace(self.bare, group=group)
+        environ = rank_environ({"NCCL_DEBUG": "INFO"}, told, 0, "0")
+        self.assertEqual(environ | {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "A": ""}, environ)
+        self.assertEqual(environ["MASTER_ADDR"], "head")
+        self.assertEqual(
+            rank_environ({}, replace(told, group=replace(group, store=True)), 0, "0")["MASTER_ADDR"], "10.0.0.100"
+        )
+
+    def test_the_operators_variables_change_nothing_that_is_a_ranks_own(self) -> None:
+        for name in (*TORCHRUN, *FLODL, *SECRET, *MASKS, *OTHER_LAUNCHERS):
+            if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
+                continue
+            given = replace(self.stored, group=replace(Group(1, 2, "night 7"), store=True, environ={name: "theirs"}))
+            with self.subTest(name):
+                self.assertEqual(rank_environ({}, given, 0, "0"), rank_environ({}, self.stored, 0, "0"))
+                self.assertTrue(is_per_rank(name))
+        self.assertFalse(any(map(is_per_rank, ("NCCL_DEBUG", "MASTER_ADDR", "OMP_NUM_THREADS", "PATH"))))
+
+    def test_every_rank_is_told_where_rank_0_is(self) -> None:
+        told = replace(self.stored, group=replace(Group(1, 2, "id"), rank0_address="10.0.0.1"))
+        self.assertEqual(rank_environ({}, told, 0, "0")["FLODL_TW_RANK0_ADDR"], "10.0.0.1")
+        self.assertNotIn("FLODL_TW_RANK0_ADDR", rank_environ({"FLODL_TW_RANK0_ADDR": "old"}, self.stored, 0, "0"))
+
+    def test_rank_0_may_have_torchs_own_store(self) -> None:
+        told = replace(self.stored, group=replace(Group(1, 2, "id"), store=True, rank0_address="10.0.0.1"))
+        for base, port in ((MASTER, "29500"), ({}, "29501"), ({"MASTER_PORT": ""}, "29501")):
+            environ = rank_environ(base, told, 0, "0", own_store=True)
+            self.assertEqual((environ["MASTER_ADDR"], environ["MASTER_PORT"]), ("10.0.0.1", port))
+            self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", environ)
+        self.assertEqual(stale(MASTER, told, own_store=True), ["MASTER_ADDR"])
+        untold = rank_environ({"MASTER_ADDR": "mine"}, self.stored, 0, "0", own_store=True)
+        self.assertEqual((untold["MASTER_ADDR"], "MASTER_PORT" in untold), ("mine", False))
 
     def test_an_error_file_is_the_ranks_own_or_nobodys(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS}

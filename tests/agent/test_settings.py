@@ -34,6 +34,7 @@ OPTION_TEXTS: tuple[tuple[str, str, str, Any, str, Any], ...] = (
     ("gpu-ram-share", "gpu_ram_share", "0.5", 0.5, "1e-7", 1e-7),
     ("stop-grace", "stop_grace", "0", 0.0, "12.5", 12.5),
     ("persist", "persist", "1", True, "yes", True),
+    ("master-addr", "own_store", "rank0", True, "controller", False),
 )
 WRONG: tuple[tuple[str, str, str], ...] = (
     ("host", "gpu-\udcff", "'gpu-\\udcff': it is not UTF-8; give a text that is"),

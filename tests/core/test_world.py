@@ -9,7 +9,7 @@ from dataclasses import replace
 from flodl_tw.core.facts import Offer
 from flodl_tw.core.ledger import Ledger, Member
 from flodl_tw.core.messages import Hello
-from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields, World
+from flodl_tw.core.world import LaunchSettings, RelaySettings, WorkerFields, World, wrong_environ
 
 SALT = bytes.fromhex("00112233445566778899aabbccddeeff")
 HOSTS = (("c", b"\0\1"), ("gone", b"\0"), ('a "ü"', b"\7\3\xff"))
@@ -46,7 +46,7 @@ class TestWorld(unittest.TestCase):
             '"worker":{"host":"c","ranks":[0,1],"local_devices":[0,1],"nccl_socket_ifname":"","path":""},'
             '"salt":"00112233445566778899aabbccddeeff",'
             '"flodl_tw":{"group_rank":0,"group_world_size":2,"run_id":"run \\"7\\"",'
-            '"store":false,"reports":true,"heartbeats":true}}',
+            '"store":false,"reports":true,"heartbeats":true,"rank0_address":"10.0.0.1","environ":{}}}',
         )
         self.assertRegex(envelope, "^([0-9a-f]{2})+$")
 
@@ -124,6 +124,8 @@ class TestWorld(unittest.TestCase):
                     "store": False,
                     "reports": True,
                     "heartbeats": True,
+                    "rank0_address": "10.0.0.1",
+                    "environ": {},
                 },
             },
         )
@@ -133,6 +135,45 @@ class TestWorld(unittest.TestCase):
         for world, right in ((without, False), (replace(without, store=True), True)):
             envelope = json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1)))
             self.assertIs(envelope["flodl_tw"]["store"], right)
+
+    def test_each_host_is_told_the_variables_of_its_ranks(self) -> None:
+        entry = WorkerFields("eth0", environ={"A": "ä"})
+        world = world_of_two(LaunchSettings({"c": entry}, WorkerFields(environ={"B": ""})))
+        told = [
+            json.loads(bytes.fromhex(world.envelope_hex(member, ranks, "h", 1))) for member, ranks in world.assignments
+        ]
+        self.assertEqual([each["flodl_tw"]["environ"] for each in told], [{"A": "ä"}, {"B": ""}])
+        self.assertEqual([each["worker"].get("environ") for each in told], [None, None])
+
+    def test_rank_0_is_where_its_host_came_from_and_on_loopback_only_where_all_are(self) -> None:
+        for offers, right in (
+            ((("10.0.0.1", "10.0.0.100"), ("10.0.0.2", "10.0.0.100")), "10.0.0.1"),
+            ((("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")), "127.0.0.1"),
+            # It is on the controller's machine, and others have dialed that by another address.
+            ((("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("10.0.0.2", "10.0.0.100")), "10.0.0.100"),
+            ((("10.0.0.1", "10.0.0.100"), ("127.0.0.1", "127.0.0.1")), "10.0.0.1"),
+            ((("fd00::1", "fd00::100"),), "fd00::1"),
+        ):
+            ledger = Ledger()
+            for number, (address, dialed) in enumerate(offers):
+                ledger.enter(Offer(Hello(f"h{number}", b"\0", (), "", bytes(32)), 4, address, dialed), 0.0)
+            with self.subTest(offers):
+                self.assertEqual(World(tuple(ledger.roster()), SALT).rank0_address, right)
+        self.assertEqual(World((), SALT).rank0_address, "")
+
+    def test_what_can_be_no_variable_is_told_in_words(self) -> None:
+        self.assertIsNone(wrong_environ({"A": "", "_b2": "x=y\n", "C": "x" * 16_000}))
+        for environ, said in (
+            ({"": "x"}, "'' is no name of a variable"),
+            ({"A=B": "x"}, "'A=B' is no name of a variable"),
+            ({"2A": "x"}, "'2A' is no name of a variable"),
+            ({"Ä": "x"}, "'Ä' is no name of a variable"),
+            ({"A\n": "x"}, "is no name of a variable"),
+            ({"A": "x\0"}, "'A' has a NUL in its value"),
+            ({"A": "ä" * 8192}, "it has 16385 bytes, the limit is 16384"),
+        ):
+            with self.subTest(environ=str(environ)[:20]):
+                self.assertIn(said, wrong_environ(environ) or "")
 
     def test_a_name_in_another_script_is_utf_8_in_the_envelope(self) -> None:
         world, member, ranks = self.assignment(1)

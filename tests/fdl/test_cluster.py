@@ -32,13 +32,17 @@ WHOLE = (
         "start": "hybrid",
     },
     {
-        "gpu-a": WorkerFields("eth0", "/srv/train", "precompiled/cu128", "/data/imagenet", 0.25),
-        "gpu-b": WorkerFields("eth0", "/srv/train", gpu_ram_share=0.5),
+        "gpu-a": WorkerFields(
+            "eth0", "/srv/train", "precompiled/cu128", "/data/imagenet", 0.25, {"NCCL_P2P_DISABLE": "1"}
+        ),
+        "gpu-b": WorkerFields(
+            "eth0", "/srv/train", gpu_ram_share=0.5, environ={"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"}
+        ),
     },
-    (None, False, 0.25),
+    (None, False, WorkerFields(gpu_ram_share=0.25, environ={"NCCL_P2P_DISABLE": "1"})),
 )
 
-UNSAID = (None, False, None)
+UNSAID = (None, False, WorkerFields())
 
 # A file whose line numbers the tables below state: the places in it are replaced one at a time.
 FILE = """\
@@ -69,7 +73,7 @@ BARE = "controller:\n  host: head\n  join:\n    discovery: true\n    min_rank_st
 
 def said(file: ClusterFile) -> tuple[object, ...]:
     """All that a file says, without the places."""
-    return texts(file), file.roster, (file.token, file.open_admission, file.gpu_ram_share)
+    return texts(file), file.roster, (file.token, file.open_admission, file.walk_in)
 
 
 def texts(file: ClusterFile) -> dict[str, str]:
@@ -151,12 +155,11 @@ class ReadingTests(ClusterFileTestCase):
         self.assertEqual(texts(read), {"port": "1337", "min-rank-start": "3", "target-ranks": "3"})
 
     def test_every_key_that_is_accepted_and_unused_is_accepted(self) -> None:
-        plain = said(self.read(FILE.replace("  env: {C: d}\n", "")))
+        plain = said(self.read(FILE))
         unused = {
-            "  env: {C: d}\n": ("  env: x\n",),
             "    port: 1400\n": ("    path: x\n", "    docker: x\n", "    arch: x\n", "    data_path: x\n"),
             "      tunnel: false\n": (
-                *("      docker: x\n", "      env: x\n", "      ssh:\n"),
+                *("      docker: x\n", "      ssh:\n"),
                 *(f"      ssh: {{{key}: x}}\n" for key in KNOWN_KEYS["ssh"]),
             ),
         }
@@ -179,7 +182,39 @@ class ReadingTests(ClusterFileTestCase):
     def test_a_share_is_any_number_that_is_not_negative(self) -> None:
         for text, share in (("0", 0.0), ("1", 1.0), ("1.5", 1.5), (".5", 0.5), ("5e-1", 0.5)):
             with self.subTest(text):
-                self.assertEqual(self.read(FILE.replace("share: 0.5", f"share: {text}")).gpu_ram_share, share)
+                self.assertEqual(self.read(FILE.replace("share: 0.5", f"share: {text}")).walk_in.gpu_ram_share, share)
+
+    def test_variables_are_the_workers_own_over_the_clusters_and_a_walk_in_has_those(self) -> None:
+        read = self.read(FILE.replace("env: {A: b}", "env: {A: b, C: 2, E: true}"))
+        self.assertEqual(
+            [fields.environ for fields in read.roster.values()], [{"C": "d"}, {"C": "2", "A": "b", "E": "true"}]
+        )
+        self.assertEqual(read.walk_in.environ, {"C": "d"})
+
+    def test_what_is_not_used_is_named_with_its_line(self) -> None:
+        self.assertEqual(self.read(FILE).notes, ())
+        text = FILE.replace("port: 1400", "path: /srv").replace("tunnel: false", "ssh: {target: a}")
+        text = "inherit-from: base.yml\n" + text.replace("{C: d}", "{C: d, RANK: '0', CUDA_VISIBLE_DEVICES: '1'}")
+        inherits, unused = (note.replace(f"{self.folder}/", "") for note in self.read(text).notes)
+        self.assertIn("--cluster fdl.yml: inherit-from (line 1): it is not merged", inherits)
+        keys = "cluster.controller.path (line 5), cluster.workers[0].ssh (line 14), "
+        variables = "cluster.env.RANK (line 21), cluster.env.CUDA_VISIBLE_DEVICES (line 21)"
+        self.assertEqual(unused, f"--cluster fdl.yml: flodl-tw has no use for {keys}{variables}")
+        self.assertEqual(self.read(text).walk_in.environ, {"C": "d"})
+
+    def test_of_a_long_roster_a_few_are_named_and_the_others_counted(self) -> None:
+        workers = "".join(
+            f"- {{host: h{number}, local_devices: [0], nccl_socket_ifname: e, path: x, docker: y}}\n"
+            for number in range(20)
+        )
+        (note,) = self.read(f"{BARE}workers:\n{workers}").notes
+        self.assertTrue(note.endswith("workers[7].docker (line 14) and 12 more"), note)
+
+    def test_the_controller_warns_of_it_at_its_start(self) -> None:
+        read = self.read("inherit-from: base.yml\n" + FILE)
+        settings = ControllerSettings.from_options({"cluster": self.folder / "fdl.yml"})
+        self.assertEqual(settings.warnings, read.notes)
+        self.assertEqual(settings.run.launch.walk_in.environ, {"C": "d"})
 
     def test_an_alias_is_what_it_names(self) -> None:
         text = FILE.replace("path: /srv\n      tunnel", "path: &p /data\n      tunnel")
@@ -253,7 +288,7 @@ class WindowTests(ClusterFileTestCase):
         window = {"min-rank-start": "1", "start": "manual", "join-timeout": "600", "max-join-timeout": "1200"}
         self.assertEqual(
             said(read),
-            ({"port": "1337", "interface": "127.0.0.1", **window}, {}, (bytes.fromhex(TOKEN), False, None)),
+            ({"port": "1337", "interface": "127.0.0.1", **window}, {}, (bytes.fromhex(TOKEN), False, WorkerFields())),
         )
 
     def test_a_tunnelled_cluster_binds_loopback(self) -> None:
@@ -405,6 +440,16 @@ class RefusalTests(ClusterFileTestCase):
                 "gpu_ram_share: half",
                 "workers[0].gpu_ram_share (line 13) is 'half': it must be a number",
             ),
+            ("{C: d}", "x", "cluster.env (line 20): it must be a mapping, this is a text"),
+            ("{C: d}", "{C: [d]}", "cluster.env.C (line 20) is a list: it must be a text"),
+            ("{C: d}", "{C-D: d}", "cluster.env (line 20): these cannot be a rank's variables: 'C-D' is no name"),
+            ("{C: d}", f"{{{TOKEN}: d}}", "cluster.env (line 20): these cannot be a rank's variables: "),
+            (
+                "{C: d}",
+                f"{{C: {'x' * 16384}}}",
+                "cluster.env (line 20): these cannot be a rank's variables: it has 16385",
+            ),
+            ("{A: b}", f"{{A: {'x' * 16382}}}", "workers[1].env (line 19): with the cluster's it has 16385 bytes"),
             ("gpu_ram_share: 0.5", "[a]: b", "cluster (line 21): a key must be a text; put it in quotes"),
             ("gpu_ram_share: 0.5", "1: b", "cluster (line 21): a key must be a text"),
             (

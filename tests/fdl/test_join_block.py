@@ -288,6 +288,11 @@ class TestNotes(FileTestCase):
             ),
         )
 
+    def test_what_it_inherits_is_not_merged_and_a_line_says_so(self) -> None:
+        (note,) = self.read("inherit-from: base.yml\njoin: {host: a}").notes
+        self.assertIn("inherit-from (line 1): it is not merged", note)
+        self.assertEqual(self.read("inherit-from:\njoin: {host: a}").notes, ())
+
 
 class TestWrongFiles(FileTestCase):
     """One line: what named the file, the file, the key and its line, the limit and the way out."""

@@ -140,6 +140,7 @@ class RankEnvironment(AgentTestCase):
                         "TORCHELASTIC_RESTART_COUNT": "0",
                         "TORCHELASTIC_MAX_RESTARTS": "0",
                         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+                        "FLODL_TW_RANK0_ADDR": LOOPBACK,
                         **({"OMP_NUM_THREADS": "1"} if size > 1 else {}),
                     },
                 )
@@ -165,6 +166,8 @@ class RankEnvironment(AgentTestCase):
                             "store": False,
                             "reports": True,
                             "heartbeats": True,
+                            "rank0_address": LOOPBACK,
+                            "environ": {},
                         },
                     },
                 )
@@ -193,6 +196,36 @@ class RankEnvironment(AgentTestCase):
                 self.assertEqual(agent.ended(), 0, agent.err)
                 told = [environ_in(folder / f"env.gpu-a.{index}") for index in range(len(seen))]
                 self.assertEqual([(each["CUDA_VISIBLE_DEVICES"], each["LOCAL_RANK"]) for each in told], seen)
+
+    def test_the_cluster_files_variables_and_rank_0s_own_store_are_in_each_ranks_environment(self) -> None:
+        folder = self.folder()
+        path = folder / "fdl.yml"
+        path.write_text(
+            "inherit-from: base.yml\n"
+            "cluster:\n  controller: {host: head, port: 1, path: /srv, join: {discovery: true, min_rank_start: 2}}\n"
+            "  workers:\n  - {host: gpu-b, local_devices: all, nccl_socket_ifname: ib0, path: x, "
+            "env: {NCCL_DEBUG: INFO}}\n"
+            "  env: {NCCL_DEBUG: WARN, NCCL_P2P_DISABLE: 1}\n"
+        )
+        controller = self.start("--cluster", str(path), "--target-ranks", "2", "--nccl-socket-ifname", "eth1")
+        self.assertIn("inherit-from (line 1): it is not merged", controller.log)
+        self.assertIn("has no use for cluster.controller.path (line 3)", controller.log)
+        program = (*TELL, "sh", str(folder))
+        agents = [
+            self.join(
+                controller.port, host, "--master-addr", "rank0", program=program, environ={"NCCL_P2P_DISABLE": own}
+            )
+            for host, own in (("gpu-a", "0"), ("gpu-b", ""))
+        ]
+        self.assertEqual([agent.ended() for agent in agents], [0, 0], controller.log)
+        names = ("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT")
+        for host, right in (
+            ("gpu-a", ["WARN", "0", "eth1", LOOPBACK, "29501"]),
+            ("gpu-b", ["INFO", "", "ib0", LOOPBACK, "29501"]),
+        ):
+            environ = environ_in(folder / f"env.{host}.0")
+            self.assertEqual([environ[name] for name in names], right)
+            self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", environ)
 
     def test_a_launcher_without_our_object_gives_flodls_variables_alone_and_its_ranks_their_final_numbers(self) -> None:
         folder = self.folder()
@@ -573,7 +606,7 @@ class ToldByFiles(AgentTestCase):
             environ = environ_in(folder / f"env.gpu-a.{index}")
             worker = unhexed(environ["FLODL_INTERNAL_CLUSTER_JSON"])["worker"]
             self.assertEqual((environ["RANK"], worker["host"], worker["data_path"]), (str(index), "gpu-a", "/data"))
-            self.assertEqual([name for name in environ if name.startswith("FLODL_TW_")], [])
+            self.assertEqual([name for name in environ if name.startswith("FLODL_TW_")], ["FLODL_TW_RANK0_ADDR"])
             self.assertNotIn(TOKEN, str(environ) + bytes.fromhex(environ["FLODL_INTERNAL_CLUSTER_JSON"]).decode())
         self.assertNotIn(TOKEN, agent.err + controller.log)
 

@@ -90,7 +90,7 @@ class RunTests(AgentTestCase):
         )
         self.assertEqual(command.ended(), 0, command.err)
         self.assertIn(b"[box:r0] RANK=0\n", command.out)
-        for secret in (TOKEN.encode(), b"FLODL_TW_", b"JOIN_TOKEN"):
+        for secret in (TOKEN.encode(), b"FLODL_TW_HOST", b"FLODL_TW_D", b"FLODL_TW_T", b"JOIN_TOKEN"):
             self.assertNotIn(secret, command.out)
 
 
