@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -53,7 +54,7 @@ class LogFiles:
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._open:
-            self._open[path] = _open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._open[path] = _open_log(path)
         return self._open[path]
 
 
@@ -94,6 +95,24 @@ class ErrorFiles:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _open_log(path: Path) -> int:
+    """A descriptor of a log file: a new one, or an older one that is ours or its folder's owner's.
+
+    In a folder where others may write, a link or a file of theirs would have what our ranks print put elsewhere.
+    """
+    with contextlib.suppress(FileExistsError):
+        return _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link")
+    descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+    owner = os.fstat(descriptor).st_uid
+    # Where a file server makes root nobody, what root has made is nobody's, and so is its folder.
+    if owner not in (os.geteuid(), os.stat(path.parent).st_uid):
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, f"it is the user's with the id {owner}")
+    return descriptor
 
 
 def _open_regular(path: str | Path, flags: int) -> int:

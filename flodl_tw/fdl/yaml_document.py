@@ -6,7 +6,10 @@ YAML enough.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +19,8 @@ from flodl_tw.core.errors import SettingError
 from flodl_tw.core.tokens import shown_path
 from flodl_tw.fdl.yaml_nodes import TAG, Location, Value, line_of, safe_text
 
-MAX_BYTES: Final = 256 * 1024
+MAX_BYTES: Final = 16 << 20
+"""A roster of 5,000 hosts is a tenth of it."""
 MAX_DEPTH: Final = 64
 
 
@@ -58,8 +62,7 @@ def read_document(path: str, option: str, block: str) -> Value:
     """The one document of a file that ``option`` names; ``block`` is what is wanted of it."""
     file = shown_path(path)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = _read(path)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingError(option, file, f"it cannot be read ({why})", "check the path and its owner") from None
@@ -76,6 +79,18 @@ def read_document(path: str, option: str, block: str) -> Value:
     if node is None or node.tag == f"{TAG}null":
         raise SettingError(option, file, "it is empty", f"name a file with a {block}: block")
     return Value(replace(start, line=line_of(node)), node)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a regular file, as many as may be and one more; a pipe without a writer is not waited for."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+    with open(path, "rb", opener=opener) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return stream.read(MAX_BYTES + 1)
 
 
 def _compose(text: str, start: Location) -> yaml.Node | None:

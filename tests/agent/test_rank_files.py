@@ -9,6 +9,7 @@ import stat
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from flodl_tw.agent.output import ERR, OUT
@@ -74,14 +75,40 @@ class TestLogFiles(unittest.TestCase):
         self.assertEqual(len(self.said), 2)
         self.assertIn("rank.000.err cannot be opened (something that is no regular file is there)", self.said[1])
 
-    def test_neither_is_a_link_to_a_device_a_file(self) -> None:
+    def test_no_link_is_followed_whatever_it_leads_to(self) -> None:
+        path, other = self.folder / "rank.000.out", self.folder / "other"
+        other.write_bytes(b"theirs")
+        for target in (other, self.folder / "nothing", Path("/dev/full")):
+            with self.subTest(target=target):
+                path.symlink_to(target)
+                self.said.clear()
+                self.assertEqual(list(self.files(LogFiles(self.folder, self.said.append), 0)), [ERR])
+                self.assertEqual(self.said, [f"--log-dir: {path} cannot be opened (it is a link); going on without it"])
+                path.unlink()
+        self.assertEqual(other.read_bytes(), b"theirs")
+        self.assertFalse((self.folder / "nothing").exists())
+
+    def test_another_user_s_file_gets_nothing_of_what_ranks_print(self) -> None:
         path = self.folder / "rank.000.out"
-        path.symlink_to("/dev/full")
-        self.assertEqual(list(self.files(LogFiles(self.folder, self.said.append), 0)), [ERR])
+        path.touch()
+        theirs = os.geteuid() + 1
+        found = SimpleNamespace(st_mode=path.stat().st_mode, st_uid=theirs)
+        with mock.patch("os.fstat", return_value=found):
+            self.assertEqual(self.files(LogFiles(self.folder, self.said.append), 0).get(OUT), None)
         self.assertEqual(
             self.said,
-            [f"--log-dir: {path} cannot be opened (something that is no regular file is there); going on without it"],
+            [f"--log-dir: {path} cannot be opened (it is the user's with the id {theirs}); going on without it"],
         )
+
+    def test_a_file_of_its_folder_s_owner_s_is_taken(self) -> None:
+        """As root has them on a file server that makes root nobody."""
+        if os.geteuid():
+            self.skipTest("only root can give a file away")
+        path = self.folder / "rank.000.out"
+        path.touch()
+        for owned in (self.folder, path):
+            os.chown(owned, 12345, -1)
+        self.assertEqual(list(self.files(LogFiles(self.folder, self.said.append), 0)), [OUT, ERR])
 
     def test_nothing_that_is_started_inherits_them(self) -> None:
         for descriptor in self.files(LogFiles(self.folder, self.said.append), 0).values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import unittest
@@ -115,6 +116,12 @@ class ClusterFileTestCase(unittest.TestCase):
 class ReadingTests(ClusterFileTestCase):
     def test_the_sample_is_read_whole(self) -> None:
         self.assertEqual(said(read_cluster_file(str(SAMPLE))), WHOLE)
+
+    def test_a_roster_of_5000_hosts_is_read(self) -> None:
+        hosts = [f"gpu-{number:04d}.cluster" for number in range(5000)]
+        workers = [{"host": host, "local_devices": [0], "nccl_socket_ifname": "eth0", "path": "/"} for host in hosts]
+        read = self.read(json.dumps({"controller": {"host": "head"}, "workers": workers}))
+        self.assertEqual((list(read.roster), texts(read)["target-ranks"]), (hosts, "5000"))
 
     def test_the_roster_keeps_the_order_of_the_file(self) -> None:
         self.assertEqual(list(read_cluster_file(str(SAMPLE)).roster), ["gpu-a", "gpu-b"])
@@ -557,7 +564,10 @@ class RefusalTests(ClusterFileTestCase):
                 self.assertIn(expected, self.refused(content))
 
     def test_a_file_that_cannot_be_read(self) -> None:
+        pipe = str(self.folder / "pipe.yml")
+        os.mkfifo(pipe)
         table = (
+            (pipe, "pipe.yml: it cannot be read (it is no regular file); check the path"),
             (str(self.folder / "none.yml"), "none.yml: it cannot be read (No such file or directory); check the path"),
             (str(self.folder), "it cannot be read (Is a directory); check the path and its owner"),
             ("a\0b", "--cluster 'a\\x00b': it cannot be read (embedded null byte); check the path"),

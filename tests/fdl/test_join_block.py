@@ -345,7 +345,7 @@ class TestWrongFiles(FileTestCase):
             (str(self.folder / "none.yml"), "none.yml: it cannot be read (No such file or directory); check the path"),
             (str(self.folder), "it cannot be read (Is a directory); check the path and its owner"),
             (TOKEN, "--fdl-yml (not shown): it cannot be read (No such file or directory); check the path and"),
-            ("/dev/zero", f"--fdl-yml /dev/zero: it is larger than {MAX_BYTES} bytes; "),
+            ("/dev/zero", "--fdl-yml /dev/zero: it cannot be read (it is no regular file); check the path and"),
         ):
             with self.subTest(path), self.assertRaises(SettingError) as caught:
                 read_join_file(path, "--fdl-yml")
