@@ -45,9 +45,9 @@ class Controller:
         self.clock = clock
         self.settings = settings
         self.token = token
+        self._rearm = rearm
         self.run = self._new_run()
         self._past: deque[RunEnd] = deque(maxlen=PAST_RUNS)
-        self._rearm = rearm
         self._turn_end: IDelayedCall | None = None
         self._window: Wait | None = None
         self._stopped = False
@@ -100,7 +100,7 @@ class Controller:
 
     def _new_run(self) -> Run:
         salt = self.token or secrets.token_bytes(SALT_BYTES)
-        return Run(self.settings, salt, self.clock.seconds, self.happened)
+        return Run(self.settings, salt, self.clock.seconds, self.happened, rearms=self._rearm)
 
     def _open_run(self) -> None:
         self.run.window.open()

@@ -66,11 +66,18 @@ class ControlLink(Protocol):
 class Run:
     """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for an ``evaluate``.
 
-    ``session_salt`` (16 bytes) keys the control links of this run.
+    ``session_salt`` (16 bytes) keys the control links of this run.  With
+    ``rearms`` another run follows, so nobody has lost a window that nobody came to.
     """
 
     def __init__(
-        self, settings: RunSettings, session_salt: bytes, seconds: Callable[[], float], happened: Callable[[], None]
+        self,
+        settings: RunSettings,
+        session_salt: bytes,
+        seconds: Callable[[], float],
+        happened: Callable[[], None],
+        *,
+        rearms: bool = False,
     ) -> None:
         self.settings = settings
         self.run_id = secrets.token_hex(RUN_ID_BYTES)
@@ -98,6 +105,7 @@ class Run:
         """For those who wait for its end."""
         self._seconds = seconds
         self._happened = happened
+        self._rearms = rearms
         self._closed_phase: Phase | None = None
         self._assignments: dict[Member, range] = {}
         self._to_ship: list[Member] = []
@@ -228,7 +236,7 @@ class Run:
             if isinstance(judged, Formed):
                 self._form(judged.why)
             elif isinstance(judged, Failed):
-                self.fail(self.window.why_failed(judged))
+                self.fail(self.window.why_failed(judged), awaited=not self._rearms or self.window.somebody_came)
         if self._abort_due:
             self._abort_all()
         if self._closed_phase is Phase.FORMING:
@@ -236,13 +244,21 @@ class Run:
         if self._closed_phase in (Phase.FORMING, Phase.TRAINING) and not self.links:
             self._finish()
 
-    def fail(self, why: str) -> None:
-        """The run has failed; every host whose link is open is told at the end of this turn."""
+    def fail(self, why: str, *, awaited: bool = False) -> None:
+        """The run has failed; every host whose link is open is told at the end of this turn.
+
+        It is an error where somebody has lost it: a host that is in it, or
+        whoever waits for its world, if it is ``awaited``.
+        """
+        lost = awaited or not self.is_open or bool(self.ledger.joined_hosts)
         self._closed_phase = Phase.FAILED
         self.failure = self.failure or why
         self._to_ship.clear()
         self._abort_due = True
-        _log.error("the run has failed: {why}", why=self.failure)
+        if lost:
+            _log.error("the run has failed: {why}", why=self.failure)
+        else:
+            _log.info("the window closes, and no host was in it: {why}", why=self.failure)
         self._end_parts()
 
     def part_failed(self, why: str) -> None:

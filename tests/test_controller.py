@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from twisted.logger import LogLevel
+
 from flodl_tw.core.messages import Abort, Accept, RankExited, encode_join
 from flodl_tw.core.run_settings import AfterRun
 from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_hello
@@ -177,7 +179,7 @@ class AfterRunTests(PumpedTestCase):
         door.clock.advance(0.001)
         # It failed, and the one after it is open.
         self.assertEqual(door.state()["cap_remaining_secs"], 600)
-        self.line("the run has failed", "quorum not met: 0 of 1")
+        self.line("the window closes, and no host was in it", "quorum not met: 0 of 1")
 
     def test_each_run_has_a_fresh_salt_under_open_admission_and_the_token_otherwise(self) -> None:
         door = ClockedController(window(target_ranks=1), after_run=AfterRun.REARM)
@@ -259,6 +261,57 @@ class AfterRunTests(PumpedTestCase):
         self.assertEqual(len(door.front), 0)
         door.clock.advance(20)
         self.assertEqual(len(door.clock.getDelayedCalls()), 1)
+
+
+class LostTests(PumpedTestCase):
+    """Only a run that somebody has lost is an error in the log."""
+
+    NOBODY = "the window closes, and no host was in it: "
+
+    def test_a_clean_stop_of_a_window_that_nobody_is_in_is_none(self) -> None:
+        ClockedController(window()).controller.stop()
+        self.line(self.NOBODY + "the controller was stopped", level=LogLevel.info)
+        self.assertEqual(self.lines(LogLevel.warn), [])
+
+    def test_an_idle_window_that_is_opened_again_is_none(self) -> None:
+        door = ClockedController(window(), after_run=AfterRun.REARM)
+        door.clock.advance(600)
+        door.turn()
+        self.line(self.NOBODY + "quorum not met: 0 of 1 ranks joined", level=LogLevel.info)
+        self.assertEqual(self.lines(LogLevel.warn), [])
+
+    def test_an_abort_of_a_window_that_nobody_is_in_is_none(self) -> None:
+        ClockedController(window()).controller.run.abort("tried", "127.0.0.1")
+        self.line(self.NOBODY + "aborted by the operator: tried", level=LogLevel.info)
+
+    def test_a_stop_or_an_end_that_somebody_has_lost_is_one(self) -> None:
+        def joined(door: ClockedController) -> None:
+            door.dial().join()
+            door.controller.stop()
+
+        def left(door: ClockedController) -> None:
+            dial = door.dial()
+            dial.join()
+            dial.hang_up()
+            door.clock.advance(600)
+
+        def refused(door: ClockedController) -> None:
+            door.dial().join(devices=0)
+            door.clock.advance(600)
+
+        def awaited(door: ClockedController) -> None:
+            door.clock.advance(600)
+
+        for happens, after_run in (
+            (joined, AfterRun.EXIT),
+            (left, AfterRun.REARM),
+            (refused, AfterRun.REARM),
+            (awaited, AfterRun.EXIT),
+        ):
+            with self.subTest(happens.__name__):
+                self.forget()
+                happens(ClockedController(window(min_rank_start=2), after_run=after_run))
+                self.line("the run has failed: ", level=LogLevel.error)
 
 
 class RearmedClockTests(PumpedTestCase):

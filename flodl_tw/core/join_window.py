@@ -105,6 +105,11 @@ class JoinWindow:
         ]
         return f"; closed without a word: {', '.join(told)}" if told else ""
 
+    @property
+    def somebody_came(self) -> bool:
+        """Whether anybody has joined, or was refused, or was closed without a word."""
+        return bool(self.ledger.joined_hosts or self.ledger.departures or self.unheard or any(self.refused_hosts))
+
     def secs_to_deadline(self) -> float:
         """Seconds until the clock alone may change the verdict."""
         settings, elapsed = self.settings, self.elapsed
