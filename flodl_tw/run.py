@@ -62,6 +62,12 @@ class ControlLink(Protocol):
     def send_abort(self, reason: str) -> None:
         """Write Abort, the link's last frame, and close."""
 
+    def finish(self) -> None:
+        """Close once what was written has left."""
+
+    def read_end(self) -> None:
+        """Where the peer has hung up and nothing but that is left to read, have it known now."""
+
 
 class Run:
     """The state of one run.  ``seconds`` is a monotonic clock; ``happened`` asks for an ``evaluate``.
@@ -110,6 +116,8 @@ class Run:
         self._assignments: dict[Member, range] = {}
         self._to_ship: list[Member] = []
         self._abort_due = False
+        self._ends_read = False
+        self._last_report: float | None = None
         self._aborted: set[Member] = set()
         self._members_json = views.MembersJson(self.ledger)
         self._newcomers: list[Member] = []
@@ -138,7 +146,13 @@ class Run:
 
     def secs_to_deadline(self) -> float | None:
         """Seconds until the clock alone may change the verdict, or None where it cannot."""
-        return self.window.secs_to_deadline() if self.is_open else None
+        if self.is_open:
+            return self.window.secs_to_deadline()
+        if self._last_report is None or self._closed_phase is not Phase.TRAINING:
+            return None
+        if self.exits is None or self.exits.runs_on(self.links):
+            return None
+        return max(0.0, self._last_report + self.settings.linger_secs - self._seconds())
 
     def state_json(self) -> bytes:
         """The body of ``state.json``; each member is rendered at most once between departures."""
@@ -155,6 +169,12 @@ class Run:
 
     def hello(self, offer: Offer, link: ControlLink) -> Member | Refusal:
         """A host offers itself; it is a member from here on, or refused."""
+        holder = self.ledger.member(offer.hello.host)
+        if holder in self.links and self.is_open:
+            # It may be the same host, which hung up and comes again.
+            self.links[holder].read_end()
+        if self.is_open and self.window.verdict() is not None:
+            self._read_ends()
         refusal = self.refusal(offer)
         if refusal is not None:
             if self.window.refuse(offer, refusal):
@@ -218,6 +238,7 @@ class Run:
         if self.exits is None or member in self._to_ship:
             raise ViolationError("RankExited before its world was formed")
         rank = self.exits.report(member, accepted_rank, code)
+        self._last_report = self._seconds()
         text = self.exits.how(rank, code)
         alias = "" if rank == accepted_rank else f" (rank {accepted_rank} to its agent)"
         log = _log.warn if code else _log.info
@@ -233,6 +254,9 @@ class Run:
         self._tell_newcomers()
         if self.is_open:
             judged = self.window.verdict()
+            if judged is not None:
+                self._read_ends()
+                judged = self.window.verdict()
             if isinstance(judged, Formed):
                 self._form(judged.why)
             elif isinstance(judged, Failed):
@@ -241,6 +265,9 @@ class Run:
             self._abort_all()
         if self._closed_phase is Phase.FORMING:
             self._ship()
+        if self.secs_to_deadline() == 0 and not self.is_open:
+            self._let_go()
+        self._ends_read = False
         if self._closed_phase in (Phase.FORMING, Phase.TRAINING) and not self.links:
             self._finish()
 
@@ -344,6 +371,26 @@ class Run:
             self.first_casualty = what + (f"; before that {rank_list(clean)} had exited with code 0" if clean else "")
         if self.settings.on_loss is OnLoss.ABORT and self.failure is None:
             self.fail(self.first_casualty)
+
+    def _read_ends(self) -> None:
+        """Have those depart that have hung up unnoticed, so that no world forms with them; once a turn."""
+        if not self._ends_read:
+            self._ends_read = True
+            for link in list(self.links.values()):
+                link.read_end()
+
+    def _let_go(self) -> None:
+        """End the links that stay open though all ranks have reported."""
+        self._last_report = None
+        for member, link in list(self.links.items()):
+            _log.warn(
+                "{host!r} at {address} keeps its link open {secs:g} s after the last rank has reported: "
+                "the run ends by the reports, and the link is closed",
+                host=member.host,
+                address=member.offer.address,
+                secs=self.settings.linger_secs,
+            )
+            link.finish()
 
     def _abort_all(self) -> None:
         self._abort_due = False

@@ -122,6 +122,7 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
     chosen = given.get("rendezvous")
     rendezvous = ("native" if nccl else "off") if chosen is None else chosen
     backends = _backends(given, rendezvous)
+    limits = Limits.at(scale)
     port_file, state_dir = given.get("port-file"), given.get("state-dir")
     return ControllerSettings(
         token=token,
@@ -135,8 +136,9 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
             launch=_launch(given, cluster),
             one_salt=bool(backends),
             store=_store(given),
+            linger_secs=limits.linger,
         ),
-        limits=Limits.at(scale),
+        limits=limits,
         backends=backends,
         native_rendezvous=rendezvous == "native",
         interface=given.get("interface") or "",

@@ -148,6 +148,19 @@ def tune_backend(transport: ITransport, limits: Limits) -> None:
         _tune(sock, limits)
 
 
+def has_hung_up(transport: ITransport) -> bool:
+    """Whether the peer of a plain connection has ended it, and all that it sent before has been read."""
+    handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
+    if not isinstance(handle, socket.socket):
+        return False
+    try:
+        return handle.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def tcp_socket(transport: ITransport) -> socket.socket | None:
     """The TCP socket of a plain connection; None behind a Unix socket or TLS, and in memory."""
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None

@@ -533,7 +533,7 @@ class LossTests(PumpedTestCase):
     def test_a_run_is_not_over_while_a_link_is_open(self) -> None:
         door, dials = self.world(hosts=1)
         dials[0].send(dials[0].talk.exited(0))
-        door.clock.advance(10_000)
+        door.clock.advance(59)
         self.assertEqual(door.state()["phase"], "training")
         self.assertFalse(door.controller.run.over)
 
@@ -666,3 +666,47 @@ class WhyTests(PumpedTestCase):
             dial.messages()
             self.assertIs(dial.talk.envelope["flodl_tw"]["store"], limits is not None)
             self.assertIs(dial.talk.envelope["flodl_tw"]["reports"], True)
+
+
+class LingerTests(PumpedTestCase):
+    """A link that stays open after all ranks have reported keeps no run for ever."""
+
+    def reported(self, code: int = 0, on_loss: OnLoss = OnLoss.ABORT) -> tuple[ClockedController, list[FakeDial]]:
+        door = ClockedController(window(target_ranks=2, on_loss=on_loss))
+        dials = fill(door, 2)
+        door.turn()
+        door.clock.advance(1000)
+        for rank, dial in enumerate(dials):
+            dial.send(dial.talk.exited(rank, code))
+        door.turn()
+        self.forget()
+        return door, dials
+
+    def test_a_run_ends_by_its_reports_60_s_after_the_last_and_names_who_stays(self) -> None:
+        door, (first, second) = self.reported()
+        first.hang_up()
+        door.clock.advance(59)
+        self.assertEqual(door.state()["phase"], "training")
+        door.clock.advance(1)
+        door.turn()
+        self.assertEqual(door.state()["phase"], "done")
+        self.line("'h1' at 10.0.0.2 keeps its link open 60 s", level=LogLevel.warn)
+        self.assertNotIn(b"Abort", second.received())
+        self.assertTrue(second.closed)
+        door.clock.advance(2)
+        self.assert_idle(door)
+
+    def test_it_has_failed_where_a_rank_has(self) -> None:
+        door, _ = self.reported(code=3, on_loss=OnLoss.CONTINUE)
+        door.clock.advance(60)
+        door.turn()
+        self.assertEqual(door.state()["phase"], "failed")
+
+    def test_while_a_rank_runs_nothing_is_cut(self) -> None:
+        door = ClockedController(window(target_ranks=2))
+        dials = fill(door, 2)
+        door.turn()
+        dials[0].send(dials[0].talk.exited(0, 0))
+        door.clock.advance(3600)
+        door.turn()
+        self.assertEqual((door.state()["phase"], dials[0].closed), ("training", False))

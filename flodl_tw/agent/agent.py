@@ -223,7 +223,7 @@ class Agent:
             assignment = read_world(
                 event,
                 devices=count,
-                dialed=settings.controller,
+                dialed=link.peer,
                 data_path=settings.data_path,
                 gpu_ram_share=settings.gpu_ram_share,
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from twisted.internet.address import IPv6Address
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
@@ -113,7 +115,10 @@ class JoinLink(Protocol):
     def peer(self) -> tuple[str, int]:
         """Where the controller was reached: a numeric address and a port."""
         address = self.transport.getPeer()
-        return address.host, address.port
+        scope = int(address.scopeID) if isinstance(address, IPv6Address) else 0
+        # Without its scope nobody reaches a link-local address.
+        host = f"{address.host}%{socket.if_indextoname(scope)}" if scope and "%" not in address.host else address.host
+        return host, address.port
 
     def beat(self) -> None:
         """Send heartbeats from now on; only to a controller that says that it takes them."""

@@ -101,6 +101,11 @@ class JoinProtocol(FramedProtocol):
         self._send(self.run.session_salt, Abort(reason))
         self.finish()
 
+    def read_end(self) -> None:
+        """The peer's end, where it has come and was not read yet, is read now."""
+        if not self.ended and sockets.has_hung_up(self.peeker.transport):
+            self.readConnectionLost()
+
     # The first frame
 
     def _first(self, frame: Frame) -> None:

@@ -66,6 +66,11 @@ class StoreFactory:
             why = "the world's hosts have all left"
         elif not store.admits(peeker.address):
             why = "it is no address of this world's hosts, and the store is for them alone"
+            if awaited := store.awaited():
+                why += (
+                    f"; it may be another address of a host that no rank has come from yet ({awaited}), "
+                    "whose ranks have to take the way of their agent: MASTER_ADDR as it was given to them"
+                )
         else:
             peeker.identified()
             sockets.bear_pauses(peeker.transport)

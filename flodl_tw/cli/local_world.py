@@ -46,7 +46,9 @@ def local_server(reactor: IReactor, ranks: int, scale: float) -> ControllerServe
     """A controller for one world of as many ranks, on loopback, on a port that the system chooses."""
     limits = Limits.at(scale)
     window = WindowSettings(min_rank_start=ranks, target_ranks=ranks)
-    settings = ControllerSettings(run=RunSettings(window=window, store=StoreLimits()), limits=limits)
+    settings = ControllerSettings(
+        run=RunSettings(window=window, store=StoreLimits(), linger_secs=limits.linger), limits=limits
+    )
     return ControllerServer(reactor, settings, sockets.listen(LOOPBACK, 0, limits))
 
 

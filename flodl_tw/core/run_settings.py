@@ -39,3 +39,5 @@ class RunSettings:
     """Whether the ranks' salt is the session's: a backend behind a forwarded channel knows no other."""
     store: StoreLimits | None = None
     """What torch's store may hold; None where it is not served."""
+    linger_secs: float = 60
+    """Seconds that a link may stay open after the last report of all ranks, before the run ends without it."""

@@ -104,6 +104,15 @@ class TestWhoGetsIn(StoringTestCase):
         for address in ("10.0.0.3", "fd00::1", "127.0.0.1", "::1"):
             self.assert_refused(door, address, "it is no address of this world's hosts")
 
+    def test_a_refusal_names_the_hosts_whose_other_address_it_may_be(self) -> None:
+        door = self.formed()
+        self.assert_let_in(door, "10.0.0.1")
+        self.assert_refused(door, "fd00::2", "no rank has come from yet ('h1' at 10.0.0.2), whose ranks", "MASTER_ADDR")
+        self.assert_let_in(door, "10.0.0.2")
+        client = self.client(door, "fd00::3")
+        self.assertTrue(client.transport.aborted)
+        self.assertNotIn("may be another address", self.lines()[-1])
+
     def test_loopback_is_let_in_where_a_host_joined_over_loopback(self) -> None:
         door = self.formed("127.0.0.1", "10.0.0.2")
         for address in ("127.0.0.1", "127.0.0.2", "::1", "10.0.0.2"):

@@ -64,6 +64,12 @@ class RecordingLink:
     def send_abort(self, reason: str) -> None:
         """The run is over."""
 
+    def finish(self) -> None:
+        """The run has let go of it."""
+
+    def read_end(self) -> None:
+        """It is there."""
+
 
 class TestState(unittest.TestCase):
     """The body, for the facts of the reference's own answers."""

@@ -14,6 +14,8 @@ from flodl_tw.core.store.wire import StoreLimits
 
 SHOWN_WAITS = 20
 """Keys that are shown of those that somebody waits for: the ones waited for longest."""
+SHOWN_AWAITED = 4
+"""Hosts that a refusal names."""
 KEY_CHARS = 200
 """Characters of such a key that people are shown; it may have some thousand."""
 
@@ -41,12 +43,21 @@ class WorldStore:
         self.unread: dict[StoreClient, bytes] = {}
         """The long values that clients are being sent, who began first before the others."""
         self._world_size = world_size
+        members = list(members)
         self._addresses = {member.offer.address for member in members}
         self._loopback = any(classify(address).loopback for address in self._addresses)
+        self._awaited = {member.offer.address: member.host for member in members}
+        """The hosts by address, the last of each, that nobody came from yet."""
 
     def admits(self, address: Address) -> bool:
         """Whether the peer is at one of the world's hosts."""
+        self._awaited.pop(address.shown, None)
         return address.shown in self._addresses or (address.loopback and self._loopback)
+
+    def awaited(self) -> str:
+        """The hosts that nobody came from yet: an address that is let in nowhere may be another one of theirs."""
+        hosts = [f"{host!r} at {address}" for address, host in self._awaited.items()]
+        return ", ".join(hosts[:SHOWN_AWAITED]) + (" or others" if len(hosts) > SHOWN_AWAITED else "")
 
     def reads(self, client: StoreClient, value: bytes) -> None:
         """A client begins to be sent a long value: a value that is replaced meanwhile lives on for it.
