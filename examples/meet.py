@@ -25,7 +25,7 @@ def own_words() -> str:
     return (
         f"rank {get('RANK')} of {get('WORLD_SIZE')}, local rank {get('LOCAL_RANK')} of {get('LOCAL_WORLD_SIZE')} "
         f"on host {get('FLODL_HOST_NAME')} ({get('GROUP_RANK')} of {get('GROUP_WORLD_SIZE')}), "
-        f"device {get('CUDA_VISIBLE_DEVICES')}"
+        f"GPUs: {get('CUDA_VISIBLE_DEVICES', 'all')}"
     )
 
 

@@ -133,10 +133,17 @@ class Children:
         self._kill_at: float | None = None
         self._poll: IDelayedCall | None = None
 
-    def start(self, prefix: str, words: Sequence[str], environ: Mapping[str, str], files: Mapping[int, int]) -> Child:
-        """Start one child; OSError where the system has no room for it."""
+    def start(
+        self,
+        prefix: str,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        files: Mapping[int, int],
+        stdin: int | None = None,
+    ) -> Child:
+        """Start one child, its input empty or ``stdin``; OSError where the system has no room for it."""
         child = Child(self, prefix, files)
-        child.process = self._guardian.spawn(child, words, environ)
+        child.process = self._guardian.spawn(child, words, environ, stdin)
         child.session = child.process.pid or 0
         self._children.append(child)
         self._sessions.add(child.session)

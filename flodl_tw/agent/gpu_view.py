@@ -19,12 +19,16 @@ class GpuView(Enum):
     """All that the host offers, as under torchrun: LOCAL_RANK counts in them."""
     OWN = auto()
     """Its own alone, as flodl's programs expect it."""
+    INHERITED = auto()
+    """Whatever the environment leaves visible, as under torchrun's --nproc-per-node: nobody chose any."""
     VIRTUAL = auto()
     """Its own alone, with LOCAL_RANK 0, as torchrun's --virtual-local-rank has it."""
 
 
-def rank_view(devices: Sequence[Device], index: int, view: GpuView) -> tuple[str, int]:
-    """The mask and the LOCAL_RANK of a host's rank ``index``."""
+def rank_view(devices: Sequence[Device], index: int, view: GpuView) -> tuple[str | None, int]:
+    """The mask (None: the inherited ones stay) and the LOCAL_RANK of a host's rank ``index``."""
+    if view is GpuView.INHERITED:
+        return None, index
     own = devices[index].mask
     if view is GpuView.ALL:
         masks = [device.mask for device in devices if device.mask != HIDES_ALL]

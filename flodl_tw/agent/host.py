@@ -92,7 +92,8 @@ class HostRun:
                     own_store=self.settings.own_store,
                 )
                 prefix = f"[{assignment.host}:r{rank}] "
-                child = self.children.start(prefix, words, environ, self.logs.files(rank))
+                stdin = 0 if self.settings.terminal and not rank else None
+                child = self.children.start(prefix, words, environ, self.logs.files(rank), stdin)
                 self._ranks[child] = index
         except OSError as error:
             self.end(transient(f"the system cannot start another process: {error.strerror}"))

@@ -7,7 +7,8 @@ from typing import Final
 
 from flodl_tw.agent.assignment import CLUSTER_VARIABLE, RELAY_VARIABLE, Assignment, Group
 
-_OURS = frozenset({"FLODL_JOIN_TOKEN", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"})
+_MASKS = ("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+_OURS = frozenset({"FLODL_JOIN_TOKEN", *_MASKS})
 _OUR_PREFIXES = ("FLODL_INTERNAL_", "FLODL_TW_")
 _STALE = frozenset(
     {
@@ -36,13 +37,13 @@ def rank_environ(
     base: Mapping[str, str],
     assignment: Assignment,
     index: int,
-    mask: str,
+    mask: str | None,
     error_file: str | None = None,
     *,
     local_rank: int | None = None,
     own_store: bool = False,
 ) -> dict[str, str]:
-    """The environment of the host's rank ``index``, which sees the GPUs of ``mask``.
+    """The environment of the host's rank ``index``, which sees the GPUs of ``mask``, or what it inherits.
 
     The world's salt is in it, inside the envelope: the rank needs it.
     ``error_file`` is where the rank may leave the exception that it dies of,
@@ -55,10 +56,11 @@ def rank_environ(
         CLUSTER_VARIABLE: assignment.envelope_hex,
         "FLODL_INTERNAL_LOCAL_RANK": str(index),
         "FLODL_HOST_NAME": assignment.host,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": mask,
-        "HIP_VISIBLE_DEVICES": mask,
     }
+    if mask is None:
+        environ |= {name: base[name] for name in _MASKS if name in base}
+    else:
+        environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": mask, "HIP_VISIBLE_DEVICES": mask}
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if assignment.group is not None:
         environ |= _torchrun(assignment, assignment.group, index)

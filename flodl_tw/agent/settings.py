@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import shlex
 import shutil
 import socket
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,8 @@ class AgentSettings:
     gpu_view: GpuView = GpuView.ALL
     own_store: bool = False
     """Whether torch's store is rank 0's own, on its host, and not the controller's."""
+    terminal: bool = False
+    """Whether the world's rank 0 gets our standard input."""
 
     @property
     def endpoint(self) -> str:
@@ -85,7 +88,10 @@ def find_program(words: list[str]) -> tuple[str, ...]:
         raise SettingError("PROGRAM", "", "there is none", "give it after --, with its arguments")
     found = shutil.which(words[0])
     if found is None:
-        raise SettingError("PROGRAM", shown(words[0]), _why_not(words[0]), "give the path of an executable file")
+        way_out = "give the path of an executable file"
+        if os.path.dirname(words[0]) and words[0].endswith(".py") and os.path.isfile(words[0]):
+            way_out += f", or start the script by Python: -- python {shlex.quote(words[0])}"
+        raise SettingError("PROGRAM", shown(words[0]), _why_not(words[0]), way_out)
     return (os.path.abspath(found), *words[1:])
 
 

@@ -56,17 +56,22 @@ class Guardian(ProcessProtocol):
         self._closing = False
         self._witnessed: dict[int, float] = {}
 
-    def spawn(self, protocol: IProcessProtocol, words: Sequence[str], environ: Mapping[str, str]) -> Process:
+    def spawn(
+        self, protocol: IProcessProtocol, words: Sequence[str], environ: Mapping[str, str], stdin: int | None = None
+    ) -> Process:
         """Start ``words`` (an absolute path and its arguments) with exactly ``environ``; its pid is its session's id.
 
-        Its input is empty; its output and errors come to ``protocol``.  Raises
+        Its input is ``stdin`` or empty; its output and errors come to ``protocol``.  Raises
         OSError where the system has no process or descriptor left.
         """
         self._try_to_start()
         with open(os.devnull, "rb") as nothing:
             empty = nothing.fileno()
             held = empty if self._pipe is None else self._pipe
-            given: dict[int, int | str] = {0: empty, 1: "r", 2: "r", launcher.GO: "w", launcher.GUARDIAN: held}
+            given: dict[int, int | str] = {
+                **{0: empty if stdin is None else stdin, 1: "r", 2: "r"},
+                **{launcher.GO: "w", launcher.GUARDIAN: held},
+            }
             process = self._run(protocol, [launcher.__file__, *words], environ, given)
         assert process.pid is not None
         with suppress(OSError):

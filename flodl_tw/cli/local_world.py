@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from twisted.internet import defer
 
 from flodl_tw import sockets
 from flodl_tw.agent.devices import Choice
-from flodl_tw.agent.gpu_view import split
+from flodl_tw.agent.gpu_view import GpuView, split
 from flodl_tw.agent.outcome import ALL_CLEAN, Outcome
 from flodl_tw.agent.process import SIGNALS, Agents
 from flodl_tw.agent.settings import read_agent_settings
@@ -27,8 +28,9 @@ from flodl_tw.reactor import IReactor
 from flodl_tw.server import ControllerServer
 from flodl_tw.settings import ControllerSettings
 
+STDIN: Final = {"terminal": True, "none": False}
 LOOPBACK: Final = "127.0.0.1"
-OPTIONS: Final = ("nproc", "hosts", "devices", "virtual-local-rank", "master-addr", "stop-grace", "log-dir")
+OPTIONS: Final = ("nproc", "hosts", "devices", "virtual-local-rank", "master-addr", "stop-grace", "log-dir", "stdin")
 """The options of ``run``: those of ``join`` that the environment may hold say nothing of a world in one process."""
 
 
@@ -58,6 +60,17 @@ def world_outcome(outcomes: list[Outcome]) -> Outcome:
     return next((outcome for outcome in failed if outcome.of_rank), failed[0] if failed else ALL_CLEAN)
 
 
+def _gives_terminal(texts: OptionReader) -> bool:
+    """Whether our standard input is a terminal that rank 0 may have: one that we are in the foreground of."""
+    if not (texts.choice("stdin", STDIN, True) and os.isatty(0)):
+        return False
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        # It controls no session of ours, so no shell takes it back.
+        return True
+
+
 def run_world(
     reactor: IReactor,
     options: Mapping[str, object],
@@ -76,6 +89,9 @@ def run_world(
         )
     scale, _ = parse_scale(environ.get(SCALE_VARIABLE))
     settings, warnings = read_agent_settings(texts, program)
+    if texts.get("devices") is None and texts.get("nproc") is not None and settings.gpu_view is GpuView.ALL:
+        settings = replace(settings, gpu_view=GpuView.INHERITED)
+    settings = replace(settings, terminal=_gives_terminal(texts))
     agents = Agents(reactor, environ, settings.stop_grace)
     for note in (*warnings, *choice.notes):
         agents.say(note)

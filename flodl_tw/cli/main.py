@@ -100,9 +100,10 @@ def make_parser() -> Parser:
     run = _command(commands, "run", "controller and agents in one: a whole world on this machine")
     run.usage = "flodl-tw run [-n N] [--hosts H] [options] -- PROGRAM [ARGS...]"
     run.add_argument(
-        "-n", "--nproc", dest="nproc", metavar="N", help="N ranks in all, without GPUs unless --devices names some"
+        "-n", "--nproc", dest="nproc", metavar="N", help="N ranks in all, which see what GPUs the environment leaves"
     )
     run.add_argument("--hosts", metavar="H", help="as how many hosts [default: 1]")
+    run.add_argument("--stdin", metavar="WHAT", help="rank 0's input: terminal (ours, if it is one) or none [terminal]")
     _add(run, (DEVICE_OPTIONS[0], *RANK_OPTIONS))
     run.add_argument(f"--{VIEW_OPTION[0]}", action="store_true", default=None, help=VIEW_OPTION[1])
     for name, text in (

@@ -46,8 +46,11 @@ class ViewTests(unittest.TestCase):
     def test_one_rank_may_have_every_gpu_of_its_host(self) -> None:
         (device,) = divided(choose(None, EIGHT, {}).devices, 1)
         self.assertEqual(device, Device(0, "0,1,2,3,4,5,6,7", f"8 x {H100}"))
-        for view in GpuView:
+        for view in set(GpuView) - {GpuView.INHERITED}:
             self.assertEqual(rank_view((device,), 0, view), ("0,1,2,3,4,5,6,7", 0))
+
+    def test_where_nobody_chose_any_a_rank_has_no_mask(self) -> None:
+        self.assertEqual(rank_view(choose(None, EIGHT, {}).devices, 3, GpuView.INHERITED), (None, 3))
 
     def test_several_ranks_may_have_the_gpus_between_them(self) -> None:
         devices = divided(choose(None, EIGHT, {CUDA: "5,6,7"}).devices, 2)

@@ -209,6 +209,14 @@ class RankTests(unittest.TestCase):
             for assignment in (self.bare, self.grouped):
                 self.assertEqual(rank_environ(base, assignment, 0, "0")["PYTHONUNBUFFERED"], right)
 
+    def test_where_nobody_chose_gpus_the_environment_s_masks_stay(self) -> None:
+        base = {**KEPT, **MASKS, "CUDA_VISIBLE_DEVICES": "4,5"}
+        environ = rank_environ(base, self.grouped, 1, None)
+        self.assertEqual({name: environ[name] for name in base}, base)
+        self.assertFalse(
+            {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} & rank_environ({}, self.grouped, 1, None).keys()
+        )
+
     def test_nothing_of_another_launcher_or_of_the_operators_is_left(self) -> None:
         base = {**KEPT, **OTHER_LAUNCHERS, **MASTER, **SECRET, **MASKS, "CUDA_VISIBLE_DEVICES": "4,5"}
         given = dict(base)

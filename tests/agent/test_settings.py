@@ -240,6 +240,15 @@ class TestWrongValues(SettingsTestCase):
                 "a script; give the path of an executable file",
             )
 
+    def test_a_script_that_cannot_be_executed_says_how_it_can_be_started(self) -> None:
+        script = self.folder / "my train.py"
+        script.write_text("")
+        self.assertEqual(
+            self.refused(program=[str(script)]),
+            f"PROGRAM '{script}': it cannot be executed; give the path of an executable file, "
+            f"or start the script by Python: -- python '{script}'",
+        )
+
     def test_a_program_is_found_on_path_and_its_arguments_are_left_alone(self) -> None:
         found = find_program(["sh", "-c", "exit $0", "--host", ""])
         self.assertTrue(os.path.isabs(found[0]))

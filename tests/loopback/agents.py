@@ -102,7 +102,7 @@ def kill_all(seen: Mapping[int, int]) -> None:
 class Command:
     """One real command, from its start to its end.
 
-    ``stdout`` is a descriptor in the place of its output file, ``wrapped`` the
+    ``stdin`` and ``stdout`` are descriptors in the place of nothing and of its output file, ``wrapped`` the
     start of a command line that becomes it.
     """
 
@@ -111,6 +111,7 @@ class Command:
         *words: str,
         environ: Mapping[str, str] | None = None,
         stdout: int | None = None,
+        stdin: int = subprocess.DEVNULL,
         name: str = "flodl-tw",
         wrapped: tuple[str, ...] = (),
     ) -> None:
@@ -121,7 +122,7 @@ class Command:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*wrapped, script(name), *words],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
                 cwd=self.folder,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flodl_tw.core.messages import Abort
 from flodl_tw.core.phrases import join_commands
-from tests.loopback.agents import PATIENCE, SH, TOKEN, AgentTestCase, Command, in_sessions
+from tests.loopback.agents import PATIENCE, PYTHON, SH, TOKEN, AgentTestCase, Command, in_sessions
 from tests.loopback.process import LOOPBACK, Twistd, body_of, until
 
 MEET = str(Path(__file__).parents[2] / "examples" / "meet.py")
@@ -29,10 +29,10 @@ class RunTests(AgentTestCase):
             command.out.decode().splitlines(),
             [
                 "[box-0:r0] everybody is here:",
-                "[box-0:r0]   rank 0 of 4, local rank 0 of 2 on host box-0 (0 of 2), device -1",
-                "[box-0:r0]   rank 1 of 4, local rank 1 of 2 on host box-0 (0 of 2), device -1",
-                "[box-0:r0]   rank 2 of 4, local rank 0 of 2 on host box-1 (1 of 2), device -1",
-                "[box-0:r0]   rank 3 of 4, local rank 1 of 2 on host box-1 (1 of 2), device -1",
+                "[box-0:r0]   rank 0 of 4, local rank 0 of 2 on host box-0 (0 of 2), GPUs: all",
+                "[box-0:r0]   rank 1 of 4, local rank 1 of 2 on host box-0 (0 of 2), GPUs: all",
+                "[box-0:r0]   rank 2 of 4, local rank 0 of 2 on host box-1 (1 of 2), GPUs: all",
+                "[box-0:r0]   rank 3 of 4, local rank 1 of 2 on host box-1 (1 of 2), GPUs: all",
             ],
         )
 
@@ -61,6 +61,26 @@ class RunTests(AgentTestCase):
             self.assertEqual(command.ended(), 3, command.err[-2000:])
             line = command.lines("the run was aborted: ")[0]
             self.assertRegex(line, "rank 0 of host 'box-[01]' exited with code 3 [(]its last line: no shard[)]")
+
+    def test_a_count_of_ranks_leaves_what_gpus_there_are_visible(self) -> None:
+        for environ, right in (({}, b""), ({"CUDA_VISIBLE_DEVICES": "4,5"}, b"CUDA_VISIBLE_DEVICES=4,5\n")):
+            command = self.run_world("-n", "1", "--", *SH, "env | grep VISIBLE; exit 0", **environ)
+            self.assertEqual(command.ended(), 0, command.err)
+            self.assertEqual(command.out, b"[box:r0] " + right if right else b"")
+
+    def test_rank_0_may_ask_at_the_terminal_unless_it_is_told_not_to(self) -> None:
+        asks = "import os\nrank = os.environ['RANK']\n"
+        asks += "try: print(rank, input())\nexcept EOFError: print(rank, 'nothing')"
+        for option, right in (((), b"hello"), (("--stdin", "none"), b"nothing")):
+            ours, theirs = os.openpty()
+            self.addCleanup(os.close, ours)
+            words = ("run", "-n", "2", "--hosts", "2", *option, "--", *PYTHON, asks)
+            command = self.command(*words, environ={"FLODL_HOST_NAME": "box"}, stdin=theirs)
+            os.close(theirs)
+            os.write(ours, b"hello\n")
+            self.assertEqual(command.ended(), 0, command.err)
+            told = sorted(line.partition(b"] ")[2] for line in command.out.splitlines())
+            self.assertEqual(told, [b"0 " + right, b"1 nothing"])
 
     def test_sigterm_ends_everything_with_143_and_sigint_with_130(self) -> None:
         text = "echo begun; sleep 600 & exec sleep 600"
