@@ -36,6 +36,7 @@ class Controller:
 
     ``token`` (16 bytes) is the session salt of every run under credentialed
     admission; None is open admission, where each run makes a salt of its own.
+    Where it is changed, links that there are keep theirs.
     With ``rearm`` a new window opens when a run is over.
     """
 
@@ -68,6 +69,11 @@ class Controller:
         """The body of ``run.json``: the current run, and how the ones before it ended."""
         past = [{"run_id": end.run_id, "phase": end.phase.value, "failure": end.failure} for end in self._past]
         return {**self.run.why(), "previous": past}
+
+    @property
+    def salt(self) -> bytes:
+        """What keys the link of a host that joins now, and what an operator's request is asked for."""
+        return self.token or self.run.session_salt
 
     def when_formed(self) -> Deferred[World]:
         """Fires with the current run's world; with NoWorldError where that run ends without one."""

@@ -12,18 +12,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 from twisted.application.service import MultiService, Service
 from twisted.internet.error import ReactorNotRunning
-from twisted.internet.interfaces import IReactorCore
+from twisted.internet.interfaces import IReactorCore, IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python import usage
 
 from flodl_tw import sockets
 from flodl_tw.core.addresses import classify, show_endpoint
+from flodl_tw.core.descriptors import open_standard_descriptors
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import shown
 from flodl_tw.core.phrases import join_commands
@@ -34,12 +37,23 @@ from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
 from flodl_tw.run import RunEnd
 from flodl_tw.settings import OPTIONS, ControllerSettings
-from flodl_tw.state_folder import check_writable, kept_token, write_atomically
+from flodl_tw.state_folder import check_writable, kept_token, read_token_file, write_atomically
 
 if TYPE_CHECKING:
+    from flodl_tw.log_output import LogOutput
     from flodl_tw.server import ControllerServer
 
+UNUSABLE: Final = 2
+"""The exit status of a start that is refused; a failed run's is 1."""
 _log = Logger()
+
+
+def _refused(line: object) -> SystemExit:
+    """The end with one line for the operator."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"flodl-controller: {line}", file=sys.stderr, flush=True)
+    return SystemExit(UNUSABLE)
 
 
 class Options(usage.Options):
@@ -54,6 +68,9 @@ class Options(usage.Options):
         super().__init__()
         self["allowed-host"] = []
 
+    log: LogOutput | None = None
+    """Where twistd logs to; None in a program that is not twistd."""
+
     def opt_allowed_host(self, name: str) -> None:
         """A name by which start, abort and check may be asked for; may be given again."""
         self["allowed-host"].append(name)
@@ -64,14 +81,23 @@ class Options(usage.Options):
             raise usage.UsageError(f"{without_tokens(shown(words[0]))} stands alone: options begin with --")
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """Refuse an unknown option in one line, without the usage that Twisted would print before it."""
+        """Refuse an unknown option in one line, without the usage that Twisted would print before it.
+
+        Under twistd the log is taken over, before it has chosen one.
+        """
         try:
             refuse_argument(options or ())
             super().parseOptions(options)
         except SettingError as error:
-            raise SystemExit(f"flodl-controller: {error}") from None
+            raise _refused(error) from None
         except usage.UsageError as error:
-            raise SystemExit(f"flodl-controller: {error}; --help lists the options") from None
+            raise _refused(f"{error}; --help lists the options") from None
+        if self.parent is not None:
+            # It needs Twisted's logger and the agent's threads, which --help does not.
+            from flodl_tw.log_output import LogOutput
+
+            open_standard_descriptors()
+            self.log = LogOutput(self.parent, _refused)
 
 
 class Announcement(Service):
@@ -111,12 +137,16 @@ def makeService(options: Options) -> MultiService:
         settings = ControllerSettings.from_options(options, os.environ)
         # A child has no use for it.
         os.environ.pop(TOKEN_VARIABLE, None)
-        return _assemble(settings)
+        pidfile = None if options.parent is None else options.parent["pidfile"]
+        if pidfile:
+            check_writable("--pidfile", Path(pidfile))
+        token_file = options["token-file"]
+        return _assemble(settings, options.log, None if token_file is None else os.path.abspath(token_file))
     except SettingError as error:
-        raise SystemExit(f"flodl-controller: {error}") from None
+        raise _refused(error) from None
 
 
-def _assemble(settings: ControllerSettings) -> MultiService:
+def _assemble(settings: ControllerSettings, log: LogOutput | None, token_file: str | None) -> MultiService:
     # Inside the function: the reactor's import installs it, and twistd may have been asked for another one.
     from twisted.internet import reactor
 
@@ -125,26 +155,78 @@ def _assemble(settings: ControllerSettings) -> MultiService:
     use_monotonic_clock(reactor)
     _collect_less()
     use_thread_resolver(reactor)
-    # A terminal that hangs up must not take a world with it unannounced.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # They are for ranks; a scheduler sends them to every process of a job.
         signal.signal(number, lambda number, frame: None)
-    signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     path = settings.port_file
     if path is not None:
         check_writable("--port-file", path)
     sockets.raise_descriptor_limit()
     bound = sockets.listen(settings.interface, settings.port, settings.limits)
+    given = settings.token
     settings = _with_token(settings, bound)
     server = ControllerServer(reactor, settings, bound)
+    if token_file is None and settings.token is not None and given is None:
+        token_file = settings.token_source
+    _on_hangup(lambda: _reload(server, log, token_file))
+    IReactorCore(reactor).callWhenRunning(_die_as_init)
     services = MultiService()
     for part in (Announcement(settings, bound, server), server):
         part.setServiceParent(services)
     if path is not None:
-        server.when_listening().addCallback(lambda _: write_atomically(path, f"{server.port}\n"))
+        server.when_listening().addCallback(lambda _: _write_port(path, server.port))
     if settings.after_run is AfterRun.EXIT:
         server.when_over().addCallback(_stop_with_status, server)
     return services
+
+
+def _write_port(path: Path, port: int) -> None:
+    try:
+        write_atomically(path, f"{port}\n")
+    except OSError as error:
+        _log.error("--port-file {path} cannot be written ({why})", path=str(path), why=error.strerror)
+
+
+def _on_hangup(reload: Callable[[], None]) -> None:
+    """Have SIGHUP reload in the reactor's turn, unless nohup has it ignored."""
+    from twisted.internet import reactor
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        from_signal = IReactorFromThreads(reactor).callFromThread
+        signal.signal(signal.SIGHUP, lambda number, frame: from_signal(reload))
+
+
+def _reload(server: ControllerServer, log: LogOutput | None, token_file: str | None) -> None:
+    """SIGHUP: the log file may have been moved away, and the token file may have another token."""
+    if log is not None:
+        log.reopen()
+    if token_file is None:
+        return
+    try:
+        token = read_token_file(token_file, tell=lambda line: _log.warn("{line}", line=line))
+    except SettingError as error:
+        _log.warn("{error}; the token stays as it was", error=error)
+        return
+    if token != server.controller.token:
+        server.controller.token = token
+        _log.info("SIGHUP: new hellos need the token that is in {path} now", path=token_file)
+
+
+def _die_as_init() -> None:
+    """Have the first process of a container, which no signal of its own can kill, end with a killed one's status."""
+    if os.getpid() != 1:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _as_init(number, signal.getsignal(number)))
+
+
+def _as_init(number: int, handler: object) -> Callable[[int, FrameType | None], None]:
+    def came(received: int, frame: FrameType | None) -> None:
+        atexit.register(_exit, 128 + number)
+        if callable(handler):
+            handler(received, frame)
+
+    return came
 
 
 def _collect_less() -> None:
@@ -184,5 +266,6 @@ def _stop_with_status(end: RunEnd, server: ControllerServer) -> None:
 def _exit(status: int) -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None:
+            stream.flush()
     os._exit(status)

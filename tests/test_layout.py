@@ -17,7 +17,7 @@ ORDER = (
     ("controller",),
     ("channels", "web"),
     ("agent", "fdl"),
-    ("settings",),
+    ("settings", "log_output"),
     ("server",),
     ("flodl_tw",),
     ("tap", "testing"),

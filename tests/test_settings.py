@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import unittest
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -141,20 +143,24 @@ class OptionTests(SettingsTestCase):
 
     def test_a_token_as_an_argument_is_refused_and_not_shown(self) -> None:
         for arguments in (("--token", TOKEN_HEX), (f"--token={TOKEN_HEX}",), ("-p", "1", "--token", TOKEN_HEX)):
-            with self.subTest(arguments=arguments[0]), self.assertRaises(SystemExit) as caught:
-                Options().parseOptions(list(arguments))
-            self.assertEqual(
-                str(caught.exception),
-                "flodl-controller: --token (not shown): every user of this machine can see an argument; "
-                "use --token-file or FLODL_JOIN_TOKEN",
-            )
+            with self.subTest(arguments=arguments[0]):
+                self.assertEqual(
+                    self.ended(*arguments),
+                    "flodl-controller: --token (not shown): every user of this machine can see an argument; "
+                    "use --token-file or FLODL_JOIN_TOKEN\n",
+                )
+
+    def ended(self, *words: str) -> str:
+        """The line with which the command ends, with status 2."""
+        with redirect_stderr(StringIO()) as said, self.assertRaises(SystemExit) as caught:
+            Options().parseOptions(words)
+        self.assertEqual(caught.exception.code, 2)
+        return said.getvalue()
 
     def test_an_argument_is_named_and_what_may_be_a_token_is_not(self) -> None:
         for words, told in ((["29500"], "'29500'"), (["--port", "1", TOKEN_HEX, "x"], "'(not shown)'")):
-            with self.assertRaises(SystemExit) as caught:
-                Options().parseOptions(words)
-            line = f"flodl-controller: {told} stands alone: options begin with --; --help lists the options"
-            self.assertEqual(str(caught.exception), line)
+            line = f"flodl-controller: {told} stands alone: options begin with --; --help lists the options\n"
+            self.assertEqual(self.ended(*words), line)
 
     def test_a_variable_that_is_empty_is_an_unset_one(self) -> None:
         for name in ("FLODL_JOIN_TOKEN", "FLODL_NET_TIMEOUT_SCALE", "STATE_DIRECTORY"):

@@ -56,7 +56,7 @@ class JoinFactory:
 class JoinProtocol(FramedProtocol):
     """One host's connection.  It belongs to the run that was current at its hello, and to no other."""
 
-    __slots__ = ("_shared", "member", "run", "version")
+    __slots__ = ("_salt", "_shared", "member", "run", "version")
 
     def __init__(self, shared: JoinFactory, peeker: Peeker) -> None:
         super().__init__(peeker, shared.hellos, "hello")
@@ -64,6 +64,7 @@ class JoinProtocol(FramedProtocol):
         self.member: Member | None = None
         self.version = 0
         self._shared = shared
+        self._salt = b""
 
     # FramedProtocol
 
@@ -94,11 +95,11 @@ class JoinProtocol(FramedProtocol):
         """Tell the host its world, with the controller at the address that it dialed."""
         dialed = self.peeker.dialed
         envelope = world.envelope_hex(member, ranks, *dialed)
-        self._send(self.run.session_salt, WorldFormed(envelope, world.relay_spec_hex(member, ranks, *dialed)))
+        self._send(self._salt, WorldFormed(envelope, world.relay_spec_hex(member, ranks, *dialed)))
 
     def send_abort(self, reason: str) -> None:
         """Tell the host that it is over, and close."""
-        self._send(self.run.session_salt, Abort(reason))
+        self._send(self._salt, Abort(reason))
         self.finish()
 
     def read_end(self) -> None:
@@ -112,7 +113,8 @@ class JoinProtocol(FramedProtocol):
         controller = self._shared.controller
         self.run = controller.run
         self.version = frame.version
-        key = self.run.session_salt if controller.credentialed else ZERO_KEY
+        self._salt = controller.salt
+        key = self._salt if controller.credentialed else ZERO_KEY
         if not frame.verifies(key):
             end, what, why = _unverified(frame, controller.credentialed)
             self.run.unheard(what)
@@ -135,7 +137,7 @@ class JoinProtocol(FramedProtocol):
         self.member = member
         self.identified()
         sockets.tune_link(self.peeker.transport, self._shared.limits)
-        salt_hex = None if self._shared.controller.credentialed else self.run.session_salt.hex()
+        salt_hex = None if self._shared.controller.credentialed else self._salt.hex()
         self._send(key, Accept(tuple(member.accepted_ranks), salt_hex, self.run.window.cap_remaining()))
 
     def _reject(self, key: bytes, refusal: Refusal, counted_as: str, who: str) -> None:
@@ -148,7 +150,7 @@ class JoinProtocol(FramedProtocol):
     # Later frames
 
     def _later(self, member: Member, frame: Frame) -> None:
-        if not frame.verifies(self.run.session_salt):
+        if not frame.verifies(self._salt):
             raise WireError("a frame on its link does not verify")
         if frame.version != self.version:
             raise WireError(f"a frame of version {frame.version} on a link of version {self.version}")

@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 from flodl_tw import __version__
 from flodl_tw.cli.terminal import PERMANENT, TRANSIENT, say
 from flodl_tw.core.addresses import DEFAULT_PORT
+from flodl_tw.core.descriptors import open_standard_descriptors
 from flodl_tw.core.errors import NotYetError, SettingError
 from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
 
@@ -167,7 +168,7 @@ def _run(words: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
-    _open_standard_descriptors()
+    open_standard_descriptors()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -187,12 +188,3 @@ def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
     except NotYetError as error:
         say(str(error))
         return TRANSIENT
-
-
-def _open_standard_descriptors() -> None:
-    """A closed one would be taken by the next file or socket that is opened."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

@@ -53,6 +53,6 @@ def lines(path: str, host: str) -> tuple[str, str, str]:
     join, _ = join_commands(show_endpoint(host, DEFAULT_PORT), True, word)
     return (
         f"a new token is in {printable(os.path.abspath(path))}, for its owner alone; each worker needs a copy",
-        f"the controller: twistd -n flodl-controller --token-file {word}",
+        f"the controller: twistd -n --pidfile= flodl-controller --token-file {word}",
         f"each worker: {join}",
     )

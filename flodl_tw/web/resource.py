@@ -114,7 +114,7 @@ class StatusResource:
     ) -> Answered:
         """Do it, where the request may; from elsewhere it needs a token, unless ``needs_token`` says more."""
         attempt, run = attempt_of(request), self.controller.run
-        authorise(verb, what, attempt, run.session_salt.hex(), self._own_names, needs_token=needs_token)
+        authorise(verb, what, attempt, self.controller.salt.hex(), self._own_names, needs_token=needs_token)
         return answer_json(request, 200, action(run, attempt.address, request.content.read()))
 
     @app.handle_errors(DeclinedError)

@@ -98,7 +98,7 @@ class MadeTests(TokenTestCase):
         self.assertEqual(
             out,
             f"a new token is in {self.folder}/run.token, for its owner alone; each worker needs a copy\n"
-            "the controller: twistd -n flodl-controller --token-file run.token\n"
+            "the controller: twistd -n --pidfile= flodl-controller --token-file run.token\n"
             f"each worker: flodl-tw join {name}:29500 --token-file run.token -- PROGRAM\n",
         )
         self.assertNotIn(Path("run.token").read_text().strip(), out)

@@ -125,8 +125,8 @@ class RefusalTestCase(unittest.TestCase):
         return Ended(*ended, left)
 
     def assert_one_line(self, ended: Ended, parts: tuple[str, ...]) -> None:
-        """Assert that it ended with 1 and one line that has all ``parts``."""
-        self.assertEqual((ended.status, ended.stderr.count("\n")), (1, 1), ended.stderr[-1000:] + ended.stdout[-1000:])
+        """Assert that it ended with 2 and one line that has all ``parts``."""
+        self.assertEqual((ended.status, ended.stderr.count("\n")), (2, 1), ended.stderr[-1000:] + ended.stdout[-1000:])
         self.assertEqual(ended.stdout, "")
         self.assertTrue(ended.stderr.startswith("flodl-controller: "), ended.stderr)
         for part in parts:
@@ -134,7 +134,7 @@ class RefusalTestCase(unittest.TestCase):
 
 
 class BadSettings(RefusalTestCase):
-    """One line that names the option, the value, the limit and the way out; status 1."""
+    """One line that names the option, the value, the limit and the way out; status 2."""
 
     def test_each_bad_option_is_refused_with_one_line(self) -> None:
         for options, parts in BAD_OPTIONS:
@@ -147,7 +147,7 @@ class BadSettings(RefusalTestCase):
         )
         ended = self.refuse("--port", "65536")
         self.assert_one_line(ended, ("--port '65536'",))
-        self.assertEqual((fresh.returncode, fresh.stdout, fresh.stderr), (1, "", ended.stderr))
+        self.assertEqual((fresh.returncode, fresh.stdout, fresh.stderr), (2, "", ended.stderr))
 
     def with_defaults(self, options: tuple[str, ...]) -> tuple[str, ...]:
         """The options, with a free port and the loopback unless they are about those."""
@@ -175,7 +175,7 @@ class BadSettings(RefusalTestCase):
         for name in ("short", "not-hex", "open-mode"):
             with self.subTest(file=name):
                 ended = self.refuse(*self.with_defaults(("--token-file", name)))
-                self.assertEqual(ended.status, 1)
+                self.assertEqual(ended.status, 2)
                 self.assertNotIn(TOKEN[1:5], ended.stderr)
 
     def test_a_token_in_the_environment_contradicts_open_admission(self) -> None:
@@ -189,8 +189,8 @@ class BadSettings(RefusalTestCase):
         ended = self.refuse("--port", "0", "--port-file", "port", "--interface", "localhost")
         self.assert_one_line(ended, ("--interface localhost", *map(str, addresses), "name one of them"))
 
-    def test_an_unknown_option_ends_with_status_1(self) -> None:
-        self.assertEqual(self.refuse("--no-such-option").status, 1)
+    def test_an_unknown_option_ends_with_status_2(self) -> None:
+        self.assertEqual(self.refuse("--no-such-option").status, 2)
 
     def test_a_bad_left_over_token_is_refused_with_its_path(self) -> None:
         port = free_port()
@@ -444,7 +444,7 @@ class Admission(ProcessTestCase):
                 self.assertEqual(controller.stop(), -signal.SIGTERM)
                 needy = Twistd("--min-rank-start", "8", interface=None, command=command, **options)  # type: ignore[arg-type]
                 self.addCleanup(needy.close)
-                self.assertNotEqual(needy.ended(), 0)
+                self.assertEqual(needy.ended(), 2)
                 self.assertRegex(needy.stderr, r"\Aflodl-controller: --state-dir.*--token-file\n\Z")
 
     def test_a_bad_time_scale_is_a_warning_and_1(self) -> None:
