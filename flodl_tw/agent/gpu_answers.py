@@ -6,11 +6,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import cast
+from contextlib import suppress
+from itertools import islice
+from typing import Final, cast
 
 from flodl_tw.agent.devices import Gpu
 from flodl_tw.core.log_text import MAX_TEXT_BYTES
 
+MAX_BRACKETS: Final = 16
 _HEX_ID = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -65,13 +68,11 @@ def _nvidia_gpu(line: str) -> Gpu | None:
 
 
 def _json(text: str, first: str) -> object:
-    """The value that begins with one of the characters; a warning may stand before it."""
-    begin = min((place for char in first if (place := text.find(char)) >= 0), default=-1)
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text, begin)
-    except (ValueError, IndexError, RecursionError):
-        return None
-    return cast(object, value)
+    """The value that begins with one of the characters; a warning may stand before it, with brackets of its own."""
+    for begin in islice(re.finditer(f"[{re.escape(first)}]", text), MAX_BRACKETS):
+        with suppress(ValueError, RecursionError):
+            return cast(object, json.JSONDecoder().raw_decode(text, begin.start())[0])
+    return None
 
 
 def parse_amd(text: str) -> list[Gpu]:
@@ -100,7 +101,7 @@ def parse_amd_smi(static: str, listed: str) -> list[Gpu]:
             "vram total memory (b)": "" if mib is None else int(mib) << 20,
             "node id": nodes.get(number, ""),
         }
-        found[number] = {key: str(value).strip() for key, value in facts.items()}
+        found[number] = {key: str(value).strip() for key, value in facts.items() if isinstance(value, str | int)}
     return _amd_gpus(found)
 
 

@@ -403,7 +403,7 @@ GPUS = st.lists(
     ),
     max_size=12,
 )
-INVENTORIES = st.sampled_from([EIGHT, AMD, NONE]) | st.builds(
+INVENTORIES = st.sampled_from([EIGHT, AMD, NONE, SILENT]) | st.builds(
     lambda vendor, gpus: Inventory(vendor, tuple(gpus)), st.sampled_from(["NVIDIA", "AMD"]), GPUS
 )
 

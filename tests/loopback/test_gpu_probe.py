@@ -365,6 +365,10 @@ class AmdSmi(Tools):
         for static in (cards, {"gpu_data": cards}):
             self.assertEqual(self.answers(static, []), Inventory("AMD", (MI300_GPU,)))
 
+    def test_a_warning_may_stand_before_it(self) -> None:
+        cards = json.dumps([{"gpu": 0, "asic": self.ASIC, "vram": self.VRAM}])
+        self.assertEqual(parse_amd_smi(f"[WARN] {{x}} of [y]\n{cards}", "[]"), [MI300_GPU])
+
     def test_they_are_in_the_order_of_the_kernels_nodes(self) -> None:
         other = {"market_name": "N/A", "target_graphics_version": "gfx90a", "asic_serial": "N/A"}
         cards = [{"gpu": 0, "asic": other, "vram": "N/A"}, {"gpu": 1, "asic": self.ASIC, "vram": self.VRAM}]
