@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 from flodl_tw import __version__
-from flodl_tw.cli.terminal import PERMANENT, TRANSIENT, say
+from flodl_tw.cli.terminal import PERMANENT, TRANSIENT, end_as_init, say
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.descriptors import open_standard_descriptors
 from flodl_tw.core.errors import NotYetError, SettingError
@@ -172,6 +172,7 @@ def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until the reactor has handlers of its own, Ctrl-C ends this without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_as_init()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             # They are the ranks', and mean nothing before there are any.

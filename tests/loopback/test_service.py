@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from flodl_tw.core.messages import Accept, WorldFormed
+from tests.loopback.agents import Command
 from tests.loopback.process import LOOPBACK, TWISTD, ProcessTestCase, Twistd, until
 
 TOKEN = "0f" * 16
@@ -123,17 +124,41 @@ class Places(ServiceTestCase):
                 self.assertEqual((done.returncode, done.stdout), (2, ""))
                 self.assertRegex(done.stderr, rf"\Aflodl-controller: {named}: it cannot be written .*\n\Z")
 
-    def test_as_the_first_process_of_a_container_it_ends_with_143(self) -> None:
-        command = ("unshare", "-pf", "--mount-proc", "--kill-child")
-        if os.geteuid() or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+
+class FirstProcess(ServiceTestCase):
+    """PID 1 of a container: no signal that has no handler ends it, not even one that it sends itself."""
+
+    CONTAINER = ("unshare", "-pf", "--mount-proc", "--kill-child")
+
+    def setUp(self) -> None:
+        super().setUp()
+        if os.geteuid() or subprocess.run([*self.CONTAINER, "true"], capture_output=True, check=False).returncode:
             self.skipTest("only root can make a PID namespace, and by unshare")
+
+    def signal_first(self, pid: int, number: int) -> None:
+        """Signal the container's first process, which unshare's process ``pid`` waits for."""
+        (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(first), number)
+
+    def test_the_controller_ends_with_143_on_sigterm(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            controller = self.serve(command=(*command, *TWISTD))
+            controller = self.serve(command=(*self.CONTAINER, *TWISTD))
             host = self.joined(controller, "gpu-a")
-            (pid,) = Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()
-            os.kill(int(pid), number)
+            self.signal_first(controller.pid, number)
             self.assertEqual(len(host.rest()), 1)
             self.assertEqual(controller.ended(), 128 + number)
+
+    def test_so_does_each_command_that_waits(self) -> None:
+        controller = self.serve()
+        address = f"{LOOPBACK}:{controller.port}"
+        for words in (("status", "--watch", address), ("join", address, "--nproc", "1", "--", "true")):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with self.subTest(command=words[0], signal=number.name):
+                    command = Command(*words, wrapped=self.CONTAINER)
+                    self.addCleanup(command.close)
+                    until(lambda command=command: command.out + command.err.encode(), "its first line")
+                    self.signal_first(command.pid, number)
+                    self.assertEqual(command.ended(), 128 + number, command.err)
 
 
 class Stalled(ServiceTestCase):
