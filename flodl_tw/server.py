@@ -89,6 +89,11 @@ class ControllerServer(MultiService):
             raise RuntimeError("the controller does not listen on a TCP port, or not yet: wait for when_listening()")
         return address[1]
 
+    def join_endpoint(self) -> str | None:
+        """Where workers dial, for people; None where it does not listen on a TCP port."""
+        address = None if self._port is None else internet_address(self._port.getHost())
+        return None if address is None else self._settings.join_endpoint(*address)
+
     def state(self) -> dict[str, Any]:
         """The state of the current run, with the keys of ``/state.json``."""
         state: dict[str, Any] = json.loads(self.controller.run.state_json())
@@ -118,7 +123,8 @@ class ControllerServer(MultiService):
     def _routes(self, front: FrontDoor) -> Mapping[bytes, ChannelFactory]:
         """Which first bytes lead to which channel: the table of ``tap.md``."""
         settings, controller = self._settings, self.controller
-        self._status = StatusFactory(front, controller, settings.allowed_hosts)
+        names = (*settings.allowed_hosts, *([settings.advertised] if settings.advertised else ()))
+        self._status = StatusFactory(front, controller, self.join_endpoint, names)
         routes: dict[bytes, ChannelFactory] = {
             JOIN_MAGIC: JoinFactory(front, controller),
             **dict.fromkeys(HTTP_MAGICS, self._status),

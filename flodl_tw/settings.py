@@ -6,12 +6,13 @@ Nothing is opened here but the token file and the cluster file.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl_tw.core.addresses import DEFAULT_PORT, parse_backend
+from flodl_tw.core.addresses import DEFAULT_PORT, classify, parse_backend, show_endpoint
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.run_settings import AfterRun, OnLoss, RunSettings
 from flodl_tw.core.store.wire import StoreLimits
@@ -66,7 +67,8 @@ class ControllerSettings:
     """All that a controller is told.
 
     ``token`` (16 bytes) makes admission credentialed, and ``token_source``
-    says for people where it is from.  ``interface``, ``port``, ``port_file``,
+    says for people where it is from.  ``advertised`` is the name or address
+    that workers dial, where somebody has said it.  ``interface``, ``port``, ``port_file``,
     ``open_admission``, ``state_dir`` and ``warnings`` are for who opens the
     port; the server itself has no use for them.
     """
@@ -87,6 +89,13 @@ class ControllerSettings:
     open_admission: bool = False
     state_dir: Path | None = None
     warnings: tuple[str, ...] = ()
+    advertised: str | None = None
+
+    def join_endpoint(self, host: str, port: int) -> str:
+        """Where workers dial the controller that listens on ``host``, for people: log and page say the same."""
+        every = host in ("::", "0.0.0.0")  # noqa: S104
+        bound = socket.gethostname() if every else classify(host).shown
+        return show_endpoint(self.advertised or bound, port)
 
     @classmethod
     def from_options(
@@ -150,6 +159,7 @@ def _settings(given: OptionReader, cluster: ClusterFile | None) -> ControllerSet
         max_pending_per_host=given.whole("max-pending-per-host", 1, MAX_COUNT, default.max_pending_per_host),
         allowed_hosts=_allowed_hosts(given),
         state_dir=Path(state_dir).absolute() if state_dir else None,
+        advertised=None if cluster is None else cluster.host,
         warnings=(*warnings, *_readable_token(given, cluster), *(() if cluster is None else cluster.notes)),
     )
 

@@ -25,7 +25,6 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from flodl_tw import sockets
-from flodl_tw.core.addresses import classify, show_endpoint
 from flodl_tw.core.descriptors import open_standard_descriptors
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import shown
@@ -122,9 +121,8 @@ class Announcement(Service):
                 where=where,
             )
         host, port = self._bound.getsockname()[:2]
-        name = socket.gethostname() if host in ("::", "0.0.0.0") else classify(host).shown  # noqa: S104
         needs = "" if source is None else f"admission needs the token in {source}; "
-        ours, fdls = join_commands(show_endpoint(name, port), source is not None)
+        ours, fdls = join_commands(self._settings.join_endpoint(host, port), source is not None)
         _log.info("{needs}join with: {ours} (or: {fdls})", needs=needs, ours=ours, fdls=fdls)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import unittest
 from contextlib import redirect_stderr
@@ -53,6 +54,17 @@ class SettingsTestCase(unittest.TestCase):
             self.settings(*arguments, **more)
         self.assertNotIn("\n", str(caught.exception))
         return str(caught.exception)
+
+
+class JoinEndpointTests(SettingsTestCase):
+    """Where workers dial, as log and page say it."""
+
+    def test_it_is_the_cluster_file_s_host_or_what_is_listened_on(self) -> None:
+        settings, name = self.settings(), socket.gethostname()
+        for host, endpoint in (("::", f"{name}:7"), ("0.0.0.0", f"{name}:7"), ("fd00::1", "[fd00::1]:7")):
+            with self.subTest(host):
+                self.assertEqual(settings.join_endpoint(host, 7), endpoint)
+                self.assertEqual(self.settings(join="").join_endpoint(host, 7), "head:7")
 
 
 class OptionTests(SettingsTestCase):

@@ -47,7 +47,7 @@ class ClusterFile:
 
     ``roster`` is what each worker is sent, by host, and ``walk_in`` any
     other: the fleet's share of memory and variables are a worker's where it
-    has no own.  ``notes`` are lines for people.
+    has no own.  ``host`` is where workers dial.  ``notes`` are lines for people.
     """
 
     options: Mapping[str, Placed]
@@ -55,6 +55,7 @@ class ClusterFile:
     token: bytes | None = field(repr=False)
     open_admission: bool
     walk_in: WorkerFields
+    host: str
     notes: tuple[str, ...] = ()
 
 
@@ -67,7 +68,7 @@ def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
     cluster = _cluster_block(root)
     needed = cluster.need("controller", "it has the host, the port and the join block")
     controller = needed.block(KNOWN_KEYS["controller"])
-    controller.need("host", "give the name or address that workers dial").text()
+    dialed = controller.need("host", "give the name or address that workers dial").text()
     join = controller.get("join", lambda value: value.block(KNOWN_KEYS["join"]))
     join = join or Block(controller.location.below("join", controller.location.line), {})
     discovery = bool(join.get("discovery", Value.flag))
@@ -94,7 +95,7 @@ def read_cluster_file(path: str, start: str | None = None) -> ClusterFile:
         options["interface"] = Placed("127.0.0.1", str(join.location))
     open_admission = bool(join.get("open_admission", Value.flag))
     notes = tuple(_notes(root, cluster, [(controller, CONTROLLERS_OWN), *((each, WORKERS_OWN) for each in workers)]))
-    return ClusterFile(options, roster, join.get("token", Value.token), open_admission, walk_in, notes)
+    return ClusterFile(options, roster, join.get("token", Value.token), open_admission, walk_in, dialed, notes)
 
 
 def _environ(value: Value) -> dict[str, str]:

@@ -11,11 +11,21 @@ from flodl_tw.controller import Controller
 
 
 class StatusFactory:
-    """What all status connections share.  ``allowed_hosts`` are names that a request's ``Host`` may have."""
+    """What all status connections share.
 
-    def __init__(self, front: FrontDoor, controller: Controller, allowed_hosts: tuple[str, ...] = ()) -> None:
+    ``join_endpoint`` says where workers dial, and ``allowed_hosts`` are names that a request's ``Host`` may have.
+    """
+
+    def __init__(
+        self,
+        front: FrontDoor,
+        controller: Controller,
+        join_endpoint: Callable[[], str | None] = lambda: None,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         self._front = front
         self._controller = controller
+        self._join_endpoint = join_endpoint
         self._allowed_hosts = allowed_hosts
 
     def warm_up(self) -> None:
@@ -34,5 +44,5 @@ class StatusFactory:
         from flodl_tw.web.connection import StatusProtocol
         from flodl_tw.web.resource import StatusResource
 
-        status = StatusResource(self._controller, self._front.ended, self._allowed_hosts)
+        status = StatusResource(self._controller, self._front.ended, self._join_endpoint, self._allowed_hosts)
         return partial(StatusProtocol, Site(status.app.resource(), reactor=self._front.clock))

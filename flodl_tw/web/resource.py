@@ -39,14 +39,22 @@ ENDPOINTS: Final = (
 
 
 class StatusResource:
-    """The endpoints.  ``ended`` counts connections that got nowhere; ``allowed_hosts`` are names for ``Host``."""
+    """The endpoints.  ``ended`` counts connections that got nowhere.
+
+    ``join_endpoint`` says where workers dial, and ``allowed_hosts`` are names for ``Host``.
+    """
 
     app = Klein()
 
     def __init__(
-        self, controller: Controller, ended: Mapping[ConnectionEnd, int], allowed_hosts: tuple[str, ...] = ()
+        self,
+        controller: Controller,
+        ended: Mapping[ConnectionEnd, int],
+        join_endpoint: Callable[[], str | None] = lambda: None,
+        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self.controller = controller
+        self._join_endpoint = join_endpoint
         self._ended = ended
         self._held = 0
         name = socket.gethostname().lower()
@@ -85,10 +93,8 @@ class StatusResource:
         if b"text/html" not in (request.getHeader(b"accept") or b""):
             return await answer(request, 200, self.controller.run.state_json())
         here = request.getHost()
-        address = classify(here.host)
-        # Through loopback a worker's way is another one, unless the port is bound there alone.
-        reachable = address.shown if not address.loopback or not self.controller.credentialed else socket.gethostname()
-        endpoint = show_endpoint(reachable, here.port)
+        # A browser's own way here may be none for a worker: through loopback, say, or a tunnel.
+        endpoint = self._join_endpoint() or show_endpoint(classify(here.host).shown, here.port)
         shown = page(self.controller, endpoint, self._ended)
         request.setHeader(b"content-security-policy", POLICY.encode())
         request.setHeader(b"x-content-type-options", b"nosniff")

@@ -48,6 +48,15 @@ class World(ProcessTestCase):
         self.assertIsInstance(second.next(), WorldFormed)
         return first, second
 
+    def test_the_page_says_the_join_line_of_the_log_also_to_a_browser_on_loopback(self) -> None:
+        for interface in (LOOPBACK, None):
+            controller = self.start("--open-admission", interface=interface)
+            line = controller.said("join with: ")
+            command = line.partition("join with: ")[2].partition(" (or")[0]
+            page = body_of(controller.http(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n"))
+            self.assertIn(f"<code>{command}</code>", page.decode())
+            controller.stop()
+
     def test_a_world_forms_trains_and_ends_with_status_0(self) -> None:
         controller = self.start("--target-ranks", "3")
         first, second = self.form(controller)

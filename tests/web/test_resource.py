@@ -709,6 +709,15 @@ class PageTests(StatusTestCase):
         self.assertIn("<code>fdl join 10.0.0.100:29500 --bin PROGRAM --token …</code>", page)
         self.assertNotIn(TOKEN.hex(), page)
 
+    def test_the_join_command_has_the_advertised_host_which_may_be_asked_for_by_its_name(self) -> None:
+        door = ClockedController(window(start_mode=MANUAL), advertised="Head.example")
+        self.assertIn("<code>flodl-tw join Head.example:29500 -- PROGRAM</code>", self.page(door))
+        door.dial().join()
+        door.turn()
+        for host, known in (("head.example", True), ("other.example", False)):
+            answer = door.http(f"POST /start HTTP/1.1\r\nHost: {host}:29500\r\n\r\n".encode())
+            self.assertEqual(b"is no name of this machine" not in answer, known, answer)
+
     def test_an_open_runs_salt_is_not_shown(self) -> None:
         door = self.member()
         self.assertNotIn(door.controller.run.session_salt.hex(), self.page(door))
