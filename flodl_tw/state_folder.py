@@ -16,7 +16,7 @@ import socket
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from flodl_tw.core.errors import SettingError
 from flodl_tw.core.tokens import TOKEN_VARIABLE, parse_token, shown_path
@@ -193,15 +193,21 @@ def _unwritable(option: str, path: Path, error: OSError) -> SettingError:
     return SettingError(option, path, f"it cannot be written ({error.strerror})", "check the folder and its owner")
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+def _new_part(path: Path) -> TextIO:
+    """A new file beside ``path``, opened through no link: where others may write, they may guess its name."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    # An earlier process of this id may have been killed with it.
+    part.unlink(missing_ok=True)
+    return part.open("x", encoding="ascii")
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or nothing."""
-    part = _part(path)
+    file = _new_part(path)
+    part = Path(file.name)
     try:
-        part.write_text(text, encoding="ascii")
+        with file:
+            file.write(text)
         part.replace(path)
     except BaseException:
         # A full disk, say, which a file of no use would fill further.
@@ -211,12 +217,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 def check_writable(option: str, path: Path) -> None:
     """Raise SettingError unless ``write_atomically`` can write ``path`` later, when nobody reads an error any more."""
-    part = _part(path)
     try:
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             # A file takes its place, and whatever else stands there would be gone: a device, a pipe, a link.
             raise OSError(errno.EEXIST, "something that is no regular file is there")
-        part.touch()
-        part.unlink()
+        with _new_part(path) as file:
+            os.unlink(file.name)
     except OSError as error:
         raise _unwritable(option, path, error) from None

@@ -66,6 +66,21 @@ class WritableTests(StateTestCase):
         check_writable("--port-file", self.folder / "port")
         self.assertEqual(list(self.folder.iterdir()), [])
 
+    def test_no_link_in_the_way_of_a_file_is_followed(self) -> None:
+        """In a folder where others may write, they may guess the name of what is written first."""
+        path, theirs = self.folder / "port", self.folder / "theirs"
+        for target, write in ((theirs, lambda: write_atomically(path, "1\n")), (self.folder / "made", self.check)):
+            theirs.write_text("theirs")
+            (self.folder / f".port.{os.getpid()}").symlink_to(target)
+            write()
+            self.assertEqual(theirs.read_text(), "theirs")
+            self.assertFalse((self.folder / "made").exists())
+        self.assertEqual(path.read_text(), "1\n")
+        self.assertFalse(path.is_symlink())
+
+    def check(self) -> None:
+        check_writable("--port-file", self.folder / "port")
+
     def test_a_file_is_replaced_whole_with_its_mode(self) -> None:
         path = self.folder / "port"
         path.write_text("an older and longer text")
