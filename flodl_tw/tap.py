@@ -96,6 +96,9 @@ class Options(usage.Options):
             from flodl_tw.log_output import LogOutput
 
             open_standard_descriptors()
+            if os.getpid() == 1:
+                # Until the reactor has handlers of its own: without one no signal ends a container's first process.
+                signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
             self.log = LogOutput(self.parent, _refused)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from twisted.internet.address import UNIXAddress
@@ -54,6 +55,14 @@ class ListeningTests(PumpedTestCase):
         self.assertIs(flodl_tw.ControllerSettings, ControllerSettings)
         with self.assertRaisesRegex(AttributeError, "no attribute 'Controller'"):
             _ = flodl_tw.Controller  # type: ignore[attr-defined]
+
+    def test_no_signal_of_its_application_s_is_handled_by_a_service(self) -> None:
+        before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self.server.startService()
+        self.assertEqual({number: signal.getsignal(number) for number in before}, before)
+        self.successResultOf(self.server.stopService())
+        self.assertEqual({number: signal.getsignal(number) for number in before}, before)
+        self.flushLoggedErrors(CancelledError)
 
     def test_no_window_is_open_before_it_listens(self) -> None:
         listening, over = self.server.when_listening(), self.server.when_over()
