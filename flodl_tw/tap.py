@@ -62,13 +62,12 @@ class Options(usage.Options):
     longdesc = "Forms a training world from hosts that dial in, on one port."
     optFlags = [["open-admission", None, "Admit hosts without a token on a bind that others reach."]]
     optParameters = OPTIONS
+    log: LogOutput | None = None
+    """Where twistd logs to; None in a program that is not twistd."""
 
     def __init__(self) -> None:
         super().__init__()
         self["allowed-host"] = []
-
-    log: LogOutput | None = None
-    """Where twistd logs to; None in a program that is not twistd."""
 
     def opt_allowed_host(self, name: str) -> None:
         """A name by which start, abort and check may be asked for; may be given again."""
@@ -204,7 +203,8 @@ def _reload(server: ControllerServer, log: LogOutput | None, token_file: str | N
     if token_file is None:
         return
     try:
-        token = read_token_file(token_file, tell=lambda line: _log.warn("{line}", line=line))
+        credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+        token = read_token_file(token_file, tell=lambda line: _log.warn("{line}", line=line), credentials=credentials)
     except SettingError as error:
         _log.warn("{error}; the token stays as it was", error=error)
         return

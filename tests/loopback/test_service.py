@@ -169,6 +169,10 @@ class Stalled(ServiceTestCase):
         self.addCleanup(os.close, read)
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
         os.write(write, b"x" * 4096)
-        controller = self.serve(command=by_shell(f"exec > /proc/{os.getpid()}/fd/{write};"))
-        self.assertEqual(controller.state()["phase"], "waiting")
+        stalled = by_shell(f"exec > /proc/{os.getpid()}/fd/{write};")
+        controller = self.serve("--min-rank-start", "99999", command=stalled)
+        # A line a host: more in all than any pipe holds.
+        for number in range(400):
+            self.joined(controller, f"{number:0200}")
+        self.assertEqual(controller.state()["joined_hosts"], 400)
         self.assertEqual(controller.stop(), -signal.SIGTERM)
