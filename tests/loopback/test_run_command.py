@@ -52,7 +52,7 @@ class RunTests(AgentTestCase):
                 # The command has its own session, and its ranks' end before it does.
                 self.assertEqual(in_sessions([command.pid]), [])
         self.assertIn("box-1: rank 2 exited with code 7", worlds[7].err)
-        self.assertIn("--hosts '3': there are 2 ranks", worlds[2].err)
+        self.assertIn("--hosts '3': 2 ranks in all", worlds[2].err)
 
     def test_every_host_is_told_what_a_rank_that_failed_said_last(self) -> None:
         text = '[ "$RANK" = 0 ] || exec sleep 600; head -c 30000 /dev/zero >&2; echo >&2; echo "no shard" >&2; exit 3'
@@ -192,7 +192,7 @@ class Operator(AgentTestCase):
         self.says(self.operator(controller, "abort", "--reason", "enough"), 0, "1 host told")
         self.assertEqual(agent.ended(), 1, agent.err)
         self.assertIn("the run was aborted: aborted by the operator: enough", agent.err)
-        self.assertEqual(watch.ended(), 0)
+        self.assertEqual(watch.ended(), 1)
         self.assertIn(b"failed", watch.out)
 
     def test_a_watch_ends_by_the_signal_that_it_gets(self) -> None:
