@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from twisted.internet.address import UNIXAddress
+from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.logger import LogLevel
 
 from flodl_tw.core import join_window
@@ -31,6 +31,7 @@ from flodl_tw.testing import ClockedController, FakeDial, SimulatedClient, make_
 from tests.pumped import MANUAL, TOKEN, PumpedTestCase, window
 
 OTHER_TOKEN = bytes(range(16))
+HERE = "10.0.0.100"
 
 
 @dataclass(frozen=True)
@@ -730,6 +731,22 @@ class SettingsTests(PumpedTestCase):
         door.turn()
         for dial in dials:
             self.assertIsInstance(dial.messages()[0], WorldFormed)
+
+
+class RankZeroTests(PumpedTestCase):
+    """Where every rank is told that rank 0 is."""
+
+    def test_a_host_on_the_controllers_machine_is_where_the_others_have_dialed(self) -> None:
+        for first, right in (("127.0.0.1", HERE), ("10.0.0.7", "10.0.0.7")):
+            door = ClockedController(window(target_ranks=2))
+            dials = [door.dial(first), door.dial("10.0.0.2")]
+            for number, dial in enumerate(dials):
+                dial.transport.hostAddr = IPv4Address("TCP", HERE if dial is dials[1] else first, 29500)
+                self.assertIsInstance(dial.join(host=f"h{number}"), Accept)
+            door.turn()
+            for dial in dials:
+                dial.messages()
+                self.assertEqual(dial.talk.envelope["flodl_tw"]["rank0_address"], right)
 
 
 class UnixTests(PumpedTestCase):
