@@ -634,7 +634,7 @@ class ToldByFiles(AgentTestCase):
                 self.assertNotIn(each.read_text().strip(), text)
         again = self.command("token", str(path))
         self.assertEqual(again.ended(), 2, again.err)
-        self.assertIn("a file is there already, and is left as it is", again.err)
+        self.assertIn("it is there already, and is left as it is", again.err)
         controller = self.start("--target-ranks", "1", "--token-file", str(path))
         wrong = self.join(controller.port, "gpu-b", "--token-file", str(other))
         self.assertEqual(wrong.ended(), 2, wrong.err)
