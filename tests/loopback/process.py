@@ -412,6 +412,8 @@ class ProcessTestCase(unittest.TestCase):
     def share(self, *options: str, **how: Any) -> Twistd:
         """A controller that listens, for all tests of this class; its log may show no fault from now on."""
         controller = shared(self, lambda: Twistd(*options, **how).listening())
+        # A thread writes the log: this is its last line of the start.
+        controller.said("a world is formed")
         self.addCleanup(self.no_traceback, controller, len(controller.log))
         return controller
 

@@ -657,6 +657,7 @@ class NoBackend(ProcessTestCase):
         for magic in (DATA_MAGIC, CONTROL_MAGIC):
             for _ in range(5):
                 self.assertTrue(was_reset(self.connect(controller, data=magic + b"first bytes")))
+        controller.said(f"backend {nowhere} ")
         lines = [line for line in controller.log.splitlines() if "cannot be reached" in line]
         self.assertEqual(len(lines), 2, lines)
         self.assertIn("the data channel's backend tcp:127.0.0.1:", lines[0])
@@ -731,6 +732,7 @@ class NoBackend(ProcessTestCase):
         before = controller.descriptors()
         for _ in range(5):
             self.assertTrue(was_reset(self.connect(controller, data=DATA_MAGIC)))
+        controller.said("cannot be reached")
         self.assertEqual(controller.log.count("cannot be reached"), 1)
         until(lambda: controller.descriptors() <= before, "the descriptors of the attempts")
 

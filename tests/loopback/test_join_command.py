@@ -208,8 +208,8 @@ class RankEnvironment(AgentTestCase):
             "  env: {NCCL_DEBUG: WARN, NCCL_P2P_DISABLE: 1}\n"
         )
         controller = self.start("--cluster", str(path), "--target-ranks", "2", "--nccl-socket-ifname", "eth1")
-        self.assertIn("inherit-from (line 1): it is not merged", controller.log)
-        self.assertIn("has no use for cluster.controller.path (line 3)", controller.log)
+        controller.said("inherit-from (line 1): it is not merged")
+        controller.said("has no use for cluster.controller.path (line 3)")
         program = (*TELL, "sh", str(folder))
         agents = [
             self.join(
@@ -518,7 +518,7 @@ class RealController(AgentTestCase):
             r"rank [01] of host 'gpu-a' exited with code -2 [(]killed by SIGINT[)] "
             r"[(]stopped: flodl-tw on its host got SIGINT[)]"
         )
-        self.assertRegex(controller.log, reason)
+        until(lambda: reason.search(controller.log), "the reason")
         self.assertRegex(other.err, reason)
         self.assertNotIn("left an exception", agent.err)
 

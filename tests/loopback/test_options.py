@@ -307,7 +307,7 @@ class Admission(ProcessTestCase):
                 answer = host.join("gpu-a")
                 assert isinstance(answer, Accept)
                 self.assertRegex(str(answer.salt_hex), r"\A[0-9a-f]{32}\Z")
-                self.assertIn("admission open", controller.log)
+                controller.said("admission open")
                 self.assertFalse(list(controller.folder.glob("state/*/token")))
 
     def test_a_bind_on_one_loopback_address_is_not_on_another(self) -> None:
@@ -367,7 +367,7 @@ class Admission(ProcessTestCase):
     def test_open_admission_elsewhere_is_a_warning_and_no_token(self) -> None:
         controller = self.start("--min-rank-start", "8", "--open-admission", interface=None)
         self.assertIsInstance(self.dial(controller).join("gpu-a"), Accept)
-        self.assertIn("#warn] --open-admission: whoever reaches", controller.log)
+        controller.said("#warn] --open-admission: whoever reaches")
         self.assertFalse(list(controller.folder.glob("state/*/token")))
 
     def test_a_configured_token_is_needed_on_loopback_too(self) -> None:
@@ -396,6 +396,7 @@ class Admission(ProcessTestCase):
                     self.dial(controller).join("gpu-b")
                 with self.assertRaises(EOFError):
                     self.dial(controller, token=b"w" * 16).join("gpu-c")
+                controller.said("under no key")
                 log = controller.log
                 self.assertIn(source, log)
                 self.assertEqual(len(re.findall("it has no token", log)), 1)
@@ -449,5 +450,5 @@ class Admission(ProcessTestCase):
 
     def test_a_bad_time_scale_is_a_warning_and_1(self) -> None:
         controller = self.start("--join-timeout", "100", "--min-rank-start", "8", scale=0.01)
-        self.assertIn("#warn] FLODL_NET_TIMEOUT_SCALE '0.01'", controller.log)
-        self.assertIn("open for 100 s", controller.log)
+        controller.said("#warn] FLODL_NET_TIMEOUT_SCALE '0.01'")
+        controller.said("open for 100 s")

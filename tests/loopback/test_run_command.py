@@ -219,7 +219,7 @@ class Operator(AgentTestCase):
         controller = self.start("--min-rank-start", "1", "--after-run", "hold", "--target-ranks", "1")
         line, _ = join_commands(f"{LOOPBACK}:{controller.port}", False)
         self.assertEqual(line, f"flodl-tw join {LOOPBACK}:{controller.port} -- PROGRAM")
-        self.assertIn(line, controller.log)
+        controller.said(line)
         page = body_of(controller.http(b"GET / HTTP/1.0\r\nAccept: text/html\r\n\r\n"))
         self.assertIn(line.encode(), page)
         words = line.split()[1:]
