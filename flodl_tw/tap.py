@@ -30,7 +30,7 @@ from flodl_tw.core.errors import SettingError
 from flodl_tw.core.log_text import shown
 from flodl_tw.core.phrases import join_commands
 from flodl_tw.core.run_settings import AfterRun
-from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
+from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, take_secret, without_tokens
 from flodl_tw.core.window import Phase
 from flodl_tw.deadlines import use_monotonic_clock
 from flodl_tw.resolver import use_thread_resolver
@@ -136,7 +136,7 @@ def makeService(options: Options) -> MultiService:
     try:
         settings = ControllerSettings.from_options(options, os.environ)
         # A child has no use for it.
-        os.environ.pop(TOKEN_VARIABLE, None)
+        take_secret(TOKEN_VARIABLE)
         pidfile = None if options.parent is None else options.parent["pidfile"]
         if pidfile:
             check_writable("--pidfile", Path(pidfile))

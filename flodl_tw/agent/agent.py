@@ -44,6 +44,8 @@ MOST_DELAY: Final = 60.0
 """Seconds between two attempts under ``--persist``: each failure doubles them."""
 LONG_RUN_SECS: Final = 120.0
 """A run that lasted as long begins the delays anew."""
+ORPHAN_SECS: Final = 0.5
+"""Between two looks at what a killed agent has left."""
 CHECK: Final = (
     f"check that the controller runs, and its port ({DEFAULT_PORT} unless it was told otherwise; "
     f"flodl's own launcher has {FDL_PORT})"
@@ -94,6 +96,7 @@ class Agent:
 
     async def run(self) -> Outcome:
         """Attempt after attempt, under ``--persist``; gives the last one's outcome."""
+        await self._interruptible(Deferred.fromCoroutine(self._old_ranks_gone()))
         delay = LEAST_DELAY
         while self._stop is None:
             outcome = await self._interruptible(Deferred.fromCoroutine(self._attempt()))
@@ -106,6 +109,13 @@ class Agent:
             await self._interruptible(deferLater(self.reactor, delay))
             delay = min(2 * delay, MOST_DELAY)
         return self._stop
+
+    async def _old_ranks_gone(self) -> None:
+        """Wait for the ranks of an agent that was killed here: in their grace they could write into the next world."""
+        if self.guardian.orphans():
+            self.say("ranks of an agent that was killed here still have their grace; joining once they are gone")
+        while self.guardian.orphans():
+            await deferLater(self.reactor, ORPHAN_SECS)
 
     def signalled(self, number: int, *, known: bool = False) -> None:
         """A signal came to the agent: SIGTERM and SIGINT end it, any other is its ranks', where it has any.

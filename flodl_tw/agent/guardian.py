@@ -10,7 +10,9 @@ error files go, whose paths begin with PREFIX.
 The signals of ``WITNESSED`` it names on its standard output, a byte each: who
 sends them to every process of a job (Slurm does) has reached the ranks, too.
 
-usage: guardian.py GRACE_SECONDS [PREFIX]
+usage: guardian.py GRACE_SECONDS [PREFIX [AGENT_PID CONTROLLER]]
+
+The last two tell an agent that comes later whose ranks it still ends.
 
 It runs without the package around it, on the standard library alone, so that
 it is small and starts at once.  The agent imports ``Sessions`` from here.
@@ -176,6 +178,24 @@ def follow(descriptor: int, sessions: Sessions) -> None:
             order = orders.get(line[:1])
             if order is not None and line[1:].isdigit():
                 order(int(line[1:]))
+
+
+def orphans(controller: str) -> list[int]:
+    """The guardians of this user whose agent is gone, and had been dialing this controller: they end its ranks."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_orphan(name, controller)]
+
+
+def _is_orphan(pid: str, controller: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")[:-1]
+        if words[-1:] != [os.fsencode(controller)] or os.fsencode(os.path.basename(__file__)) not in words[-5]:
+            return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid() and state not in (b"Z", b"X") and parent != words[-2]
+    except (OSError, IndexError):
+        return False
 
 
 def end(sessions: Sessions, grace: float) -> None:

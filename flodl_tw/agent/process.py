@@ -61,6 +61,7 @@ class Agents:
         """One more host."""
         agent = Agent(self._reactor, settings, choice, self._environ, sink=self.sink, guardian=self._guardian)
         self._agents.append(agent)
+        self._guardian.controller = settings.endpoint
         return agent
 
     def say(self, line: str) -> None:

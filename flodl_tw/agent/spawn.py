@@ -50,6 +50,8 @@ class Guardian(ProcessProtocol):
         self._short_lives = 0
         self._reactor = reactor
         self._grace = grace
+        self.controller = ""
+        """Whom our agents dial, for who comes after us."""
         self._environ = {name: environ[name] for name in ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH") if name in environ}
         self._descriptors = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)
         self._pipe: int | None = None
@@ -90,8 +92,7 @@ class Guardian(ProcessProtocol):
         if self._pipe is not None or self._closing or self._short_lives >= MOST_SHORT_LIVES:
             return
         self._started = self._reactor.seconds()
-        begins = rank_files.beginning()
-        words = [guardian.__file__, str(self._grace), *([] if begins is None else [begins])]
+        words = [guardian.__file__, str(self._grace), rank_files.beginning() or "", str(os.getpid()), self.controller]
         theirs, self._pipe = os.pipe()
         try:
             self._run(self, words, self._environ, {0: theirs, 1: "r", 2: 2})
@@ -100,6 +101,10 @@ class Guardian(ProcessProtocol):
             raise
         finally:
             os.close(theirs)
+
+    def orphans(self) -> list[int]:
+        """The guardians that still end ranks of agents that are gone, and had dialed whom ours dial."""
+        return guardian.orphans(self.controller)
 
     def leader_gone(self, session: int) -> None:
         """The session's leader has exited and was reaped."""

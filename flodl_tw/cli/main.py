@@ -19,7 +19,7 @@ from flodl_tw.cli.terminal import PERMANENT, TRANSIENT, end_as_init, say
 from flodl_tw.core.addresses import DEFAULT_PORT
 from flodl_tw.core.descriptors import open_standard_descriptors
 from flodl_tw.core.errors import NotYetError, SettingError
-from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, without_tokens
+from flodl_tw.core.tokens import TOKEN_VARIABLE, refuse_argument, take_secret, without_tokens
 
 Command = Callable[[Mapping[str, object], list[str], Mapping[str, str]], int]
 """Does what options, program and environment say, and gives the exit status."""
@@ -180,7 +180,7 @@ def _guarded(command: Callable[[Mapping[str, str]], int]) -> int:
     environ = dict(os.environ)
     for name in (TOKEN_VARIABLE, "FLODL_INTERNAL_AGENT_JSON"):
         # Nothing that we start needs it from here on.
-        os.environ.pop(name, None)
+        take_secret(name)
     try:
         return command(environ)
     except SettingError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -33,6 +34,28 @@ def parse_token(text: str, source: str, shown: str = HIDDEN) -> bytes:
         f"a token is {TOKEN_DIGITS} hex digits, this is {len(token)} characters{others}",
         MAKE_ONE + (", or unset it" if source == TOKEN_VARIABLE else ""),
     )
+
+
+def take_secret(name: str) -> None:
+    """Take a variable with a secret out of this process's environment, and out of what /proc shows of it.
+
+    What a process was started with stays there for every process of its user, a rank among them, unless it is
+    overwritten in place.
+    """
+    if name in os.environ:
+        _overwrite(name)
+        del os.environ[name]
+
+
+def _overwrite(name: str) -> None:
+    # Only who has a secret there pays for the import.
+    import ctypes
+
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    place = find(os.fsencode(name))
+    if place:
+        ctypes.memset(place, ord("x"), len(ctypes.string_at(place)))
 
 
 def without_tokens(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError  # noqa: A004  Twisted's own
 
-from flodl_tw.agent.agent import CHECK, REPLY_SECS, Agent
+from flodl_tw.agent.agent import CHECK, ORPHAN_SECS, REPLY_SECS, Agent
 from flodl_tw.agent.devices import without_gpus
 from flodl_tw.agent.link import HEARTBEAT_SECS
 from flodl_tw.agent.outcome import Outcome, permanent, rank_failed, transient
@@ -51,6 +51,10 @@ class NoProcess(Guardian):
     """A guardian that is counted and not started."""
 
     starts = 0
+    left: list[int] = []
+
+    def orphans(self) -> list[int]:
+        return self.left
 
     def start(self) -> None:
         self.starts += 1
@@ -363,6 +367,31 @@ class TestStop(PumpedAgentTestCase):
         self.agent.signalled(SIGUSR1)
         self.assertNoResult(self.ran)
         self.stopped()
+
+
+class TestOrphans(PumpedAgentTestCase):
+    """An agent of this host was killed, and its guardian still ends its ranks."""
+
+    def setUp(self) -> None:
+        AgentTestCase.setUp(self)
+        self.patch(NoProcess, "left", [4711])
+        self.begin()
+
+    def test_nobody_is_dialed_before_they_are_gone(self) -> None:
+        self.reactor.advance(ORPHAN_SECS)
+        self.assertEqual(self.timers(), [ORPHAN_SECS])
+        self.assertEqual(
+            self.sink.said,
+            ["ranks of an agent that was killed here still have their grace; joining once they are gone"],
+        )
+        NoProcess.left = []
+        self.reactor.advance(ORPHAN_SECS)
+        self.greeted()
+
+    def test_a_signal_ends_that_wait_too(self) -> None:
+        self.agent.signalled(SIGTERM)
+        self.assertEqual(self.ended().status, 143)
+        self.assertEqual(self.reactor.dialed(), [])
 
 
 class ScriptedAgent(Agent):

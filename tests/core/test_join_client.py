@@ -144,6 +144,8 @@ class TestKeys(unittest.TestCase):
     def test_no_rank_exits_before_the_accept_of_an_open_run(self) -> None:
         with self.assertRaisesRegex(ValueError, "no rank can exit before an Accept"):
             JoinClient().exited(0)
+        with self.assertRaisesRegex(ValueError, "no link before an Accept"):
+            JoinClient().heartbeat()
 
     def test_what_a_rank_died_of_has_the_key_of_the_run(self) -> None:
         error = RankError("ValueError", "boom", "")

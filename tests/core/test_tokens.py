@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import unittest
+from unittest import mock
 
 from flodl_tw.core.errors import SettingError
-from flodl_tw.core.tokens import parse_token, refuse_argument, shown_path, without_tokens
+from flodl_tw.core.tokens import parse_token, refuse_argument, shown_path, take_secret, without_tokens
 
 TOKEN = "00112233445566778899aabbccddeeff"
 
@@ -49,3 +52,26 @@ class HiddenTests(unittest.TestCase):
                 refuse_argument(words)
             self.assertNotIn(TOKEN, str(caught.exception))
             self.assertIn("use --token-file or FLODL_JOIN_TOKEN", str(caught.exception))
+
+
+class TestTakeSecret(unittest.TestCase):
+    """A secret in the environment that a process was started with."""
+
+    def test_it_is_gone_from_the_environment_and_its_bytes_with_it(self) -> None:
+        os.environ["FLODL_SECRET"] = "ab" * 16
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_void_p
+        place = find(b"FLODL_SECRET")
+        with mock.patch.object(os, "unsetenv"):
+            # The C library may use the place again.
+            take_secret("FLODL_SECRET")
+        self.assertNotIn("FLODL_SECRET", os.environ)
+        self.assertEqual(ctypes.string_at(place), b"x" * 32)
+        os.unsetenv("FLODL_SECRET")
+
+    def test_what_is_not_there_is_no_matter(self) -> None:
+        take_secret("FLODL_NO_SUCH_SECRET")
+        os.environ["FLODL_SECRET"] = "ab" * 16
+        os.unsetenv("FLODL_SECRET")
+        take_secret("FLODL_SECRET")
+        self.assertNotIn("FLODL_SECRET", os.environ)

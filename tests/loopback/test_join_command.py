@@ -227,6 +227,17 @@ class RankEnvironment(AgentTestCase):
             self.assertEqual([environ[name] for name in names], right)
             self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", environ)
 
+    def test_no_rank_finds_the_token_in_what_agent_and_controller_were_started_with(self) -> None:
+        controller = self.start("--target-ranks", "1", environ={"FLODL_JOIN_TOKEN": TOKEN})
+        self.assertNotIn(TOKEN.encode(), Path(f"/proc/{controller.pid}/environ").read_bytes())
+        program = (*SH, 'tr "\\0" "\\n" </proc/$PPID/environ')
+        environ = {"FLODL_JOIN_TOKEN": TOKEN, "MINE": "kept"}
+        agent = self.join(controller.port, "gpu-a", program=program, environ=environ)
+        self.assertEqual(agent.ended(), 0, agent.err)
+        self.assertIn(b"MINE=kept", agent.out)
+        self.assertIn(b"FLODL_JOIN_TOKEN=xxxx", agent.out)
+        self.assertNotIn(TOKEN.encode(), agent.out)
+
     def test_a_launcher_without_our_object_gives_flodls_variables_alone_and_its_ranks_their_final_numbers(self) -> None:
         folder = self.folder()
         launcher = self.launcher()

@@ -317,6 +317,31 @@ class Killed(RunningCase):
         self.all_gone(self.pids(folder))
 
 
+class Next(RunningCase):
+    """The agent after one that was killed."""
+
+    def test_it_joins_once_the_old_ranks_are_gone_and_another_controllers_does_not_wait(self) -> None:
+        folder, agent, _ = self.begin("--stop-grace", "600")
+        pids = self.pids(folder)
+        self.killed_at_the_end(agent.guardian())
+        agent.process.kill()
+        agent.process.wait()
+        port = self.its_launcher.port
+        following = self.join(port, "gpu-a")
+        elsewhere = self.launcher()
+        other = self.join(elsewhere.port, "gpu-a")
+        elsewhere.host().reject("window-closed: late")
+        self.assertEqual(other.ended(), 1, other.err)
+        self.assertEqual(other.lines("have their grace"), [])
+        following.said("still have their grace; joining once they are gone")
+        self.assertFalse(self.its_launcher.dialed())
+        (folder / "release").touch()
+        link = self.its_launcher.host()
+        self.assertFalse(any(map(alive, pids)))
+        link.reject("window-closed: late")
+        self.assertEqual(following.ended(), 1, following.err)
+
+
 # Starts the command that follows, with another idea of a guardian's short life.  usage: SECONDS COMMAND...
 SHORT_LIVES = """
 import runpy, sys
