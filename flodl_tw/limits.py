@@ -35,6 +35,10 @@ MAX_HEAD: Final = 16 * 1024
 MAX_BODY: Final = 4 * 1024
 MAX_CHECK_BODY: Final = 64 * 1024
 """The body of ``POST /check`` alone: a hello has this limit on the wire, too."""
+MAX_ANSWERS: Final = 256
+"""Answers that clients are being sent; past it the one that began first is cut."""
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Their bodies' bytes, a body that several are sent counted once."""
 MAX_REASON_BYTES: Final = 512
 """An operator's reason for an abort, in bytes of UTF-8: it goes to every host."""
 MAX_WARNED_ADDRESSES: Final = 1024

@@ -119,7 +119,7 @@ class Run:
         self._ends_read = False
         self._last_report: float | None = None
         self._aborted: set[Member] = set()
-        self._members_json = views.MembersJson(self.ledger)
+        self._state_json = views.StateJson(self.ledger)
         self._newcomers: list[Member] = []
         self._parts: list[Callable[[], None]] = []
 
@@ -156,7 +156,7 @@ class Run:
 
     def state_json(self) -> bytes:
         """The body of ``state.json``; each member is rendered at most once between departures."""
-        return views.state_json(self.window, self.phase, self._members_json.text(), is_open=self.is_open)
+        return self._state_json.body(views.state_head(self.window, self.phase, is_open=self.is_open))
 
     def why(self) -> dict[str, object]:
         return views.run_json(self.run_id, self.phase, self.failure, self.exits)

@@ -35,6 +35,7 @@ class ConnectionEnd(Enum):
     HTTP_413 = ("http-413", "an HTTP request whose body is over its limit, answered so")
     HTTP_414 = ("http-414", "an HTTP request whose first line is over its limit, answered so")
     HTTP_431 = ("http-431", "an HTTP request whose head is over its limit, answered so")
+    UNREAD_ANSWER = ("unread-answer", "it did not read its HTTP answer, and others needed the room")
 
     meaning: str
 

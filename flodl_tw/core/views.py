@@ -47,15 +47,20 @@ class MembersJson:
         self._ledger = ledger
         self._departures = 0
         self._rendered: list[str] = []
+        self._text = "[]"
 
     def text(self) -> str:
+        """The array; the same object while nothing has changed."""
         ledger = self._ledger
         if self._departures != ledger.departures:
             self._departures = ledger.departures
             self._rendered.clear()
+            self._text = ""
         for member, ranks in islice(ledger.roster(), len(self._rendered), None):
             self._rendered.append(compact(member_view(member, ranks)))
-        return f"[{','.join(self._rendered)}]"
+            self._text = ""
+        self._text = self._text or f"[{','.join(self._rendered)}]"
+        return self._text
 
 
 def joined(newcomers: Sequence[Member]) -> list[str]:
@@ -80,8 +85,8 @@ def moved(assignments: tuple[tuple[Member, range], ...]) -> str | None:
     return shown + (f" and {len(gone) - MOVED_SHOWN} more" if len(gone) > MOVED_SHOWN else "")
 
 
-def state_json(window: JoinWindow, phase: Phase, members: str, *, is_open: bool) -> bytes:
-    """The body of ``state.json``, its keys in order; a window that is closed has no time left."""
+def state_head(window: JoinWindow, phase: Phase, *, is_open: bool) -> str:
+    """``state.json`` without its members, its keys in order; a window that is closed has no time left."""
     window_secs, cap_secs = window.countdowns() if is_open else (None, None)
     head = {
         "phase": phase.value,
@@ -94,7 +99,24 @@ def state_json(window: JoinWindow, phase: Phase, members: str, *, is_open: bool)
         "start_mode": window.settings.start_mode.value,
         "start_armed": window.armed,
     }
-    return f'{compact(head)[:-1]},"members":{members}}}'.encode()
+    return compact(head)
+
+
+class StateJson:
+    """The body of ``state.json``: one object for all who ask while it is the same, for they may be many."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._members = MembersJson(ledger)
+        self._of: tuple[str, str] = ("", "")
+        self._body = b""
+
+    def body(self, head: str) -> bytes:
+        """The body with that head."""
+        members = self._members.text()
+        if self._of[0] != head or self._of[1] is not members:
+            self._of = (head, members)
+            self._body = f'{head[:-1]},"members":{members}}}'.encode()
+        return self._body
 
 
 def run_json(run_id: str, phase: Phase, failure: str | None, exits: Exits | None) -> dict[str, object]:

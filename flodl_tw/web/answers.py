@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol, cast
 
 from twisted.internet.interfaces import IConsumer
 from twisted.protocols.basic import FileSender
@@ -18,6 +18,19 @@ from flodl_tw.web.access import PROXY_HEADERS, Attempt
 JSON: Final = b"application/json"
 STREAMED: Final = 64 * 1024
 """Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
+
+
+class Sender(Protocol):
+    """The connection of a request."""
+
+    def answers(self, body: bytes) -> None:
+        """This body is what it is being sent."""
+
+
+class Asked(Protocol):
+    """A request of the status channel; its channel is None once the client is gone."""
+
+    channel: Sender | None
 
 
 def _text(value: bytes | None) -> str | None:
@@ -64,6 +77,8 @@ async def answer(request: IRequest, code: int, body: bytes, content_type: bytes 
         # An answer that is to have no body says nothing of one.
         if code != NO_CONTENT or not name.startswith(b"content-"):
             request.setHeader(name, value)
+    if (channel := cast(Asked, request).channel) is not None:
+        channel.answers(body)
     if len(body) <= STREAMED or request.method == b"HEAD":
         return body
     consumer = IConsumer(request)

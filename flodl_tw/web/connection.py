@@ -22,6 +22,7 @@ from flodl_tw.core.fields import compact
 from flodl_tw.deadlines import after
 from flodl_tw.limits import MAX_BODY, MAX_CHECK_BODY, MAX_HEAD, MAX_START_LINE
 from flodl_tw.web.answers import answer_headers
+from flodl_tw.web.under_way import AnswersUnderWay
 
 
 class StatusRequest(Request):
@@ -63,9 +64,10 @@ class StatusProtocol(HTTPChannel):
     # A line that lacks its CR is told from one that has not ended.
     delimiter = b"\n"
 
-    def __init__(self, site: Site, peeker: Peeker) -> None:
+    def __init__(self, site: Site, under_way: AnswersUnderWay, peeker: Peeker) -> None:
         super().__init__()
         self.site = site
+        self._under_way = under_way
         self._peeker = peeker
         self._reading = True
         self._answering = False
@@ -92,6 +94,7 @@ class StatusProtocol(HTTPChannel):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
         if self._reading:
             self._cut_off()
+        self._under_way.end(self)
         super().connectionLost(reason)
 
     # What HTTPChannel calls while it reads; each may find that the request is refused
@@ -178,7 +181,15 @@ class StatusProtocol(HTTPChannel):
         self._answering = True
         self._peeker.identified()
 
+    def answers(self, body: bytes) -> None:
+        """This body is what it is being sent, until the connection is gone."""
+        self._under_way.begin(self, body)
+
     # Ends
+
+    def give_up(self) -> None:
+        """Others need the room that its answer takes."""
+        self._peeker.drop(ConnectionEnd.UNREAD_ANSWER, "it does not read its HTTP answer, and others need the room")
 
     def _begin(self, start_line: bytes) -> None:
         self._start_line = start_line

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.channels.peeker import Channel, Peeker
 from flodl_tw.controller import Controller
+from flodl_tw.limits import MAX_ANSWERS
 
 
 class StatusFactory:
@@ -43,6 +44,8 @@ class StatusFactory:
 
         from flodl_tw.web.connection import StatusProtocol
         from flodl_tw.web.resource import StatusResource
+        from flodl_tw.web.under_way import AnswersUnderWay
 
         status = StatusResource(self._controller, self._front.ended, self._join_endpoint, self._allowed_hosts)
-        return partial(StatusProtocol, Site(status.app.resource(), reactor=self._front.clock))
+        under_way = AnswersUnderWay(min(MAX_ANSWERS, max(1, self._front.capacity.most // 4)))
+        return partial(StatusProtocol, Site(status.app.resource(), reactor=self._front.clock), under_way)
