@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 from twisted.internet.interfaces import IConsumer
 from twisted.protocols.basic import FileSender
@@ -20,17 +20,18 @@ STREAMED: Final = 64 * 1024
 """Answers of more bytes than this leave in parts, so that a client that does not read holds one part."""
 
 
+@runtime_checkable
 class Sender(Protocol):
-    """The connection of a request."""
+    """A connection of the status channel."""
 
     def answers(self, body: bytes) -> None:
         """This body is what it is being sent."""
 
 
 class Asked(Protocol):
-    """A request of the status channel; its channel is None once the client is gone."""
+    """A request; its channel is None once the client is gone, and Twisted's own where a plain site serves it."""
 
-    channel: Sender | None
+    channel: object
 
 
 def _text(value: bytes | None) -> str | None:
@@ -77,7 +78,8 @@ async def answer(request: IRequest, code: int, body: bytes, content_type: bytes 
         # An answer that is to have no body says nothing of one.
         if code != NO_CONTENT or not name.startswith(b"content-"):
             request.setHeader(name, value)
-    if (channel := cast(Asked, request).channel) is not None:
+    channel = cast(Asked, request).channel
+    if isinstance(channel, Sender):
         channel.answers(body)
     if len(body) <= STREAMED or request.method == b"HEAD":
         return body
