@@ -748,9 +748,15 @@ class NoBackend(ProcessTestCase):
 
     def test_a_channel_without_a_backend_is_closed_and_the_log_names_it(self) -> None:
         controller = self.start("--rendezvous", "off")
-        for name, magic in MAGICS.items():
-            with self.subTest(name=name):
-                self.assertTrue(ends(self.connect(controller, data=magic)))
+        for number, (name, magic) in enumerate(MAGICS.items(), 2):
+            # Lines of a kind from one address are counted after the first.
+            source = (f"127.0.0.{number}", 0)
+            with (
+                self.subTest(name=name),
+                socket.create_connection((LOOPBACK, controller.port), WAIT, source_address=source) as client,
+            ):
+                client.sendall(magic)
+                self.assertTrue(ends(client))
                 controller.said(f"nothing serves the {name} channel in this run")
 
 
