@@ -86,6 +86,8 @@ class Limits:
     """Without a new rank at the rendezvous, counted from the first."""
     connect: int = 5
     """For the backend of a forwarded channel to take a connection."""
+    forward_idle: int = 300
+    """For either end of a forward to say something behind the channel's magic."""
     linger: int = 60
     """From the last rank's report to the end of the run, though a link is still open."""
 

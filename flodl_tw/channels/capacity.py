@@ -1,4 +1,4 @@
-"""How many connections the descriptors allow: accepting pauses when they are used up.
+"""How many connections the descriptors allow: accepting pauses when they are used up, and ranks have a share.
 
 Twisted accepts in batches that grow without end, and a pause does not stop a
 batch that has begun, which would eat the descriptors kept for everything else.
@@ -7,17 +7,24 @@ Its port is held to small batches here, and nowhere else.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
 from typing import Final
 
 from twisted.internet import tcp
 from twisted.internet.interfaces import IListeningPort, IReactorTime
 from twisted.logger import Logger
 
+from flodl_tw.core.addresses import Address
 from flodl_tw.limits import SPARE_DESCRIPTORS
 
 TELL_SECS: Final = 60
 """At the limit accepting pauses and resumes with each connection; a line this often says it, in seconds."""
 MOST_ACCEPTS: Final = 100
+RESERVED: Final = 4
+"""One of so many connections is kept free of ranks."""
+ONE_OF: Final = 4
+"""One address may have one of so many of the ranks' connections on each channel."""
 _log = Logger()
 
 
@@ -29,6 +36,9 @@ class Capacity:
         self._clock = clock
         self._accepts = accepts
         self._open = 0
+        self._of_ranks: dict[Hashable, tuple[tuple[str, str], int]] = {}
+        self._by_address: Counter[tuple[str, str]] = Counter()
+        self._ranks_open = 0
         self._port: tcp.Port | None = None
         self._paused = False
         self._tell_again_at = 0.0
@@ -60,6 +70,40 @@ class Capacity:
         """One less."""
         self._open -= 1
         self._weigh()
+
+    @property
+    def for_ranks(self) -> int:
+        """What the channels of ranks may have; the rest is kept for joins and for the operator, who always get in."""
+        return max(4, self.most - self.most // RESERVED)
+
+    @property
+    def for_one(self) -> int:
+        """What one address may have of that on one channel."""
+        return max(4, self.for_ranks // ONE_OF)
+
+    def enter(self, rank: Hashable, address: Address, channel: str, count: int) -> str | None:
+        """A rank's connection takes ``count`` descriptors until ``leave``; gives why it may not, or None.
+
+        Loopback is held to what all have alone: a fleet may come from there, through sshd.
+        """
+        key = (address.shown, channel)
+        if self._ranks_open + count > self.for_ranks:
+            return f"ranks have {self._ranks_open} connections open, as many as the descriptors allow them"
+        if self._by_address[key] + count > self.for_one and not address.loopback:
+            return f"its address has {self._by_address[key]} connections on the {channel} channel, as many as one may"
+        self._of_ranks[rank] = key, count
+        self._by_address[key] += count
+        self._ranks_open += count
+        return None
+
+    def leave(self, rank: Hashable) -> None:
+        """Its connection is gone, if it was one of a rank."""
+        key, count = self._of_ranks.pop(rank, (("", ""), 0))
+        if count:
+            self._ranks_open -= count
+            self._by_address[key] -= count
+            if not self._by_address[key]:
+                del self._by_address[key]
 
     def _weigh(self) -> None:
         full = self._open >= self.most

@@ -24,6 +24,8 @@ from flodl_tw.channels.front_door import FrontDoor
 from flodl_tw.channels.peeker import Peeker
 from flodl_tw.core.addresses import is_address, parse_backend
 from flodl_tw.core.ends import ConnectionEnd
+from flodl_tw.core.wire import MAGIC_BYTES
+from flodl_tw.deadlines import DeadlineQueue
 
 LOG_EVERY_SECS: Final = 60
 """An unreachable backend is worth a line a minute, however many dials it costs."""
@@ -58,6 +60,7 @@ class ForwardFactory:
         front.at_close(self.watch.stop)
         self._endpoint_text = endpoint
         self._backend = client_endpoint(reactor, endpoint)
+        self.idle: DeadlineQueue[DialerLeg] = front.deadlines(front.limits.forward_idle, DialerLeg.idled)
         self._quiet_until = 0.0
         self._reset_since = 0
 
@@ -199,6 +202,12 @@ class Leg(Protocol):
 class BackendLeg(Leg):
     """The end that we dialed."""
 
+    other: DialerLeg
+
+    def dataReceived(self, data: bytes) -> None:
+        self._channel.idle.stop(self.other)
+        super().dataReceived(data)
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
         self._channel.front.capacity.closed()
         super().connectionLost(reason)
@@ -226,9 +235,11 @@ class DialerLeg(Leg):
         if self._waiting is not None:
             self._waiting.append(data)
         else:
+            self._channel.idle.stop(self)
             super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008  Twisted's signature
+        self._channel.idle.stop(self)
         if self._waiting is not None:
             self.closing = True
             self._connecting.cancel()
@@ -244,7 +255,16 @@ class DialerLeg(Leg):
         self.transport.registerProducer(backend, True)
         backend.transport.registerProducer(self, True)
         backend.transport.writeSequence(waiting)
+        if sum(map(len, waiting)) <= MAGIC_BYTES:
+            self._channel.idle.start(self)
         self.resumeProducing()
+
+    def idled(self) -> None:
+        """Neither end has said anything behind the channel's magic in time."""
+        secs = self._channel.front.limits.forward_idle
+        why = f"on the {self._channel.name} channel nothing followed its first four bytes within {secs} s"
+        self._peeker.dropped(ConnectionEnd.IDLE_FORWARD, why)
+        self.abort()
 
     def _unreachable(self, failure: Failure) -> None:
         self._channel.front.capacity.closed()

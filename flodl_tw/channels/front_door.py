@@ -113,6 +113,7 @@ class FrontDoor(ServerFactory):
             peeker.left(ConnectionEnd.BEFORE_CHANNEL)
         if self._closing is not None and not self._connections:
             self._all_gone(self._closing)
+        self.capacity.leave(peeker)
         self.capacity.closed()
 
     def close_all(self) -> Deferred[None]:

@@ -20,6 +20,7 @@ from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.pending import PendingConnections
 from flodl_tw.channels.repeats import RepeatedLines
 from flodl_tw.core import strangers
@@ -29,13 +30,13 @@ from flodl_tw.core.wire import CONTROL_MAGIC, DATA_MAGIC, MAGIC_BYTES, RENDEZVOU
 from flodl_tw.deadlines import Closer, DeadlineQueue
 from flodl_tw.limits import Limits
 
-UNSERVED: Final = {
+OF_RANKS: Final = {
     RENDEZVOUS_MAGIC: "rendezvous",
     DATA_MAGIC: "data",
     CONTROL_MAGIC: "control",
     STORE_MAGIC: "store",
 }
-"""Channels that nothing may serve in a run, for the log line that says so."""
+"""The channels of ranks, by name: in a run nothing may serve one, and connections on it have caps."""
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -70,6 +71,7 @@ class Door(Protocol):
 
     clock: IReactorTime
     limits: Limits
+    capacity: Capacity
     closer: Closer
     ended: Counter[ConnectionEnd]
     lines: RepeatedLines
@@ -199,12 +201,20 @@ class Peeker:
         magic = head[:MAGIC_BYTES]
         self.door.peeks.stop(self)
         factory = self.door.routes.get(magic)
+        name = OF_RANKS.get(magic)
+        # A forwarded dial takes a connection to its backend, too.
+        count = 1 if magic == STORE_MAGIC else 2
+        if factory is not None and name is not None:
+            crowded = self.door.capacity.enter(self, self.address, name, count)
+            if crowded is not None:
+                self.drop(ConnectionEnd.CHANNEL_FULL, crowded)
+                return
         if factory is not None:
             self._channel = channel = factory.buildProtocol(self)
             channel.makeConnection(self.transport)
             channel.dataReceived(head)
-        elif magic in UNSERVED:
-            self.drop(ConnectionEnd.UNSERVED_CHANNEL, f"nothing serves the {UNSERVED[magic]} channel in this run")
+        elif name is not None:
+            self.drop(ConnectionEnd.UNSERVED_CHANNEL, f"nothing serves the {name} channel in this run")
         else:
             self.drop(ConnectionEnd.UNKNOWN_CHANNEL, strangers.told(magic))
 

@@ -12,6 +12,7 @@ class ConnectionEnd(Enum):
     PEEK_DEADLINE = ("peek-deadline", "its first four bytes never came")
     UNKNOWN_CHANNEL = ("unknown-channel", "its first four bytes are no channel's")
     UNSERVED_CHANNEL = ("unserved-channel", "a channel that nothing serves in this run")
+    CHANNEL_FULL = ("channel-full", "ranks, or those of its address, had as many connections as they may")
     CROWDED_OUT = (
         "crowded-out",
         "too many were pending, and it was the oldest of the address that had most",
@@ -29,6 +30,7 @@ class ConnectionEnd(Enum):
     )
     STORE_CLOSED = ("store-closed", "a store client did what it may not: noise, or more than its caps")
     BACKEND_UNREACHABLE = ("backend-unreachable", "a forwarded dial whose backend did not answer in time")
+    IDLE_FORWARD = ("idle-forward", "a forwarded dial on which nothing followed the first four bytes")
     CUT_OFF_REQUEST = ("cut-off-request", "it ended inside its HTTP request")
     REQUEST_DEADLINE = ("request-deadline", "its HTTP request never became whole")
     HTTP_400 = ("http-400", "an HTTP request that does not parse, answered so")

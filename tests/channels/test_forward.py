@@ -157,7 +157,7 @@ class Connecting(ForwardTestCase):
     def test_a_decided_dial_has_no_deadline_of_the_door(self) -> None:
         dialer = self.dial(DATA_MAGIC)
         self.answer()
-        self.reactor.advance(100_000)
+        self.reactor.advance(299)
         self.assertFalse(dialer.lost)
         self.assertEqual(len(self.front.pending), 0)
 
@@ -280,3 +280,46 @@ class ClosingTests(ForwardTestCase):
         self.front.close_all()
         self.reactor.advance(3)
         self.assertEqual(len(self.reactor.getReaders()), 0)
+
+
+class IdleTests(ForwardTestCase):
+    """A forward on which nobody says anything does not stay for ever."""
+
+    def test_a_dial_that_sends_its_magic_alone_is_reset_after_300_s(self) -> None:
+        dialer = self.dial(DATA_MAGIC)
+        backend = self.answer()
+        self.reactor.advance(299)
+        self.assertFalse(dialer.aborted)
+        self.reactor.advance(1)
+        self.reactor.advance(0)
+        self.assertTrue(dialer.aborted and backend.aborted)
+        self.line("nothing followed its first four bytes within 300 s")
+        self.assertEqual(self.front.ended[ConnectionEnd.IDLE_FORWARD], 1)
+
+    def test_one_byte_of_either_end_is_enough(self) -> None:
+        for early, late, answered in ((b"x", b"", b""), (b"", b"x", b""), (b"", b"", b"x")):
+            dialer = self.dial(DATA_MAGIC + early)
+            backend = self.answer()
+            if late:
+                dialer.protocol.dataReceived(late)
+            if answered:
+                backend.protocol.dataReceived(answered)
+            self.reactor.advance(10_000)
+            self.reactor.advance(0)
+            self.assertFalse(dialer.aborted or backend.aborted)
+
+
+class ShareTests(ForwardTestCase):
+    """Dials of ranks leave room for hosts and operators."""
+
+    def test_1024_idle_dials_of_one_address_leave_the_rest_to_others(self) -> None:
+        self.build(capacity=768)
+        dials = [self.dial(DATA_MAGIC) for _ in range(1024)]
+        self.reactor.advance(0)
+        self.assertEqual(sum(dial.aborted for dial in dials), 1024 - 72)
+        self.assertEqual(self.front.ended[ConnectionEnd.CHANNEL_FULL], 1024 - 72)
+        self.line("its address has 144 connections on the data channel, as many as one may")
+        for dial in dials:
+            if not dial.lost:
+                dial.lose(ConnectionDone())
+        self.assertFalse(self.dial(DATA_MAGIC).aborted)

@@ -16,6 +16,7 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.logger import LogLevel
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
+from flodl_tw.channels.capacity import Capacity
 from flodl_tw.channels.store import PART_BYTES, WOKEN_AT_ONCE
 from flodl_tw.core.run_settings import AfterRun, RunSettings
 from flodl_tw.core.store.session import QUERIES_A_FEED
@@ -172,6 +173,29 @@ class TestWhoGetsIn(StoringTestCase):
         self.assertTrue(client.closed)
         self.line("dropped 10.0.0.1:5000: nothing serves the store channel in this run")
         self.assertEqual(dict(door.ends()), {"unserved-channel": 1})
+
+
+class TestShares(StoringTestCase):
+    """Connections of ranks leave room for hosts and the operator."""
+
+    def test_900_connections_of_one_rank_leave_room_for_others(self) -> None:
+        door = self.formed()
+        door.front.capacity = Capacity(door.clock, 768)
+        clients = [self.client(door, "10.0.0.1") for _ in range(900)]
+        self.assertEqual(sum(client.transport.aborted for client in clients), 900 - 144)
+        self.assertEqual(door.ends()["channel-full"], 900 - 144)
+        self.line("on the store channel, as many as one may", level=LogLevel.info)
+        self.assert_let_in(door, "10.0.0.2")
+        for client in clients:
+            client.reset()
+        self.assert_let_in(door, "10.0.0.1")
+
+    def test_all_ranks_together_leave_a_quarter_to_joins_and_the_operator(self) -> None:
+        door = self.formed("127.0.0.1")
+        door.front.capacity = Capacity(door.clock, 768)
+        clients = [self.client(door, "127.0.0.1") for _ in range(700)]
+        self.assertEqual(sum(not client.transport.aborted for client in clients), 576)
+        self.line("ranks have 576 connections open")
 
 
 class TestRefusedOften(StoringTestCase):
