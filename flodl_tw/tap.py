@@ -156,8 +156,9 @@ def _assemble(settings: ControllerSettings, log: LogOutput | None, token_file: s
     _collect_less()
     use_thread_resolver(reactor)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # They are for ranks; a scheduler sends them to every process of a job.
-        signal.signal(number, lambda number, frame: None)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # They are for ranks; a scheduler sends them to every process of a job.
+            signal.signal(number, lambda number, frame: None)
     path = settings.port_file
     if path is not None:
         check_writable("--port-file", path)

@@ -151,8 +151,9 @@ class Peeker:
     def dropped(self, end: ConnectionEnd, why: str, *, warn: bool = False) -> None:
         """Count an end that its peer brought about, and log it as ``RepeatedLines`` does."""
         self.left(end)
-        level = LogLevel.warn if warn else LogLevel.info
-        self.door.lines.line(self.peer, end.value, f"dropped {self.endpoint}: {why}", level)
+        # What is worth a warning has a line for each reason: the second one may be what the operator has to mend.
+        level, kind = (LogLevel.warn, f"{end.value}: {why}") if warn else (LogLevel.info, end.value)
+        self.door.lines.line(self.peer, kind, f"dropped {self.endpoint}: {why}", level)
 
     def left(self, end: ConnectionEnd) -> None:
         """Count an end, the first alone.  That of a probe, a scan or a peer that went away is not worth a line."""

@@ -294,7 +294,7 @@ class Exceptions(AgentTestCase):
         status = self.command("status", f"{LOOPBACK}:{controller.port}")
         self.assertEqual(status.ended(), 0)
         printed = status.out.decode()
-        self.assertIn(f"failed: {abort.reason}\n", printed)
+        self.assertIn(f"failed: {abort.reason}.\n", printed)
         self.assertIn(": ValueError: no such shard: 7, at train.py:12 in main: load(7)\n", printed)
 
     def test_a_controller_that_does_not_say_so_gets_no_report_and_a_rank_no_file(self) -> None:
