@@ -70,7 +70,7 @@ class Options(usage.Options):
         self["allowed-host"] = []
 
     def opt_allowed_host(self, name: str) -> None:
-        """A name by which start, abort and check may be asked for; may be given again."""
+        """A name by which start and abort (with the token) and check may be asked for; may be given again."""
         self["allowed-host"].append(name)
 
     def parseArgs(self, *words: str) -> None:  # noqa: N802  Twisted's name
